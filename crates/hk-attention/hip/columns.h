@@ -67,7 +67,8 @@ class RunWalk {
 #pragma unroll
         for (u32 i = 0; i < kParts; ++i) {
             const bool there = entry_[i] < n_pages_;
-            windows.missing |= there || run_ + i > last_ ? 0 : 1u << i;
+            // Without a branch, behind which the compiler loses wait states of MFMAs before it.
+            windows.missing |= (u32(!there) & u32(run_ + i <= last_)) << i;
             const u32 page = there ? entry_[i] : 0, of_page = hk::DivMod(run(i), runs_, inverse_).remainder;
             k[i] = k_ + u64(i64(page) * k_page_) + of_page * k_run_;
             v[i] = v_ + u64(i64(page) * v_page_) + of_page * v_run_;

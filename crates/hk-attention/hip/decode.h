@@ -582,13 +582,6 @@ class Decode {
                 s_.acc[0][t] = Mma::mma(&w, &q_[step], s_.acc[0][t]);
             }
         }
-#if defined(HK_AMD)
-        // Behind the branch the compiler loses wait states between an MFMA and a write of the accumulators that it reads.
-        if constexpr (kPieces) {
-            hk::sched_barrier();
-            asm volatile("s_nop 4");
-        }
-#endif
         if (missing != 0) {
             // Kept a branch: selects would be in each step. Sums, which wait for the MFMAs that they read.
             asm volatile("");
