@@ -257,6 +257,7 @@ pub(crate) const MOE_OP: Operator = Operator {
         case!("bf16 by groups of u4, 64 x 64", a: Bf16 [33, 160], w: U8 [4, 70, 80], w_scale: Bf16 [4, 70, 5], topk_ids: I32 [11, 3]; ("group_k", Scalar::Count(32))),
         case!("f16 by groups of u4, 128 x 128, shuffled", a: F16 [70, 128], w: U8 [3, 144, 64], w_scale: F16 [3, 144, 2], w_zero: U8 [3, 72, 2], topk_ids: I32 [70, 2]; block(128), ("group_k", Scalar::Count(64)), shuffled()),
         case!("f16 by groups of u4, 64 x 64", a: F16 [33, 128], w: U8 [4, 70, 64], w_scale: F32 [4, 70, 1], topk_ids: I32 [11, 3]),
+        case!("bf16, two launches of lists", a: Bf16 [257, 64], w: Bf16 [3, 32, 64], topk_ids: I32 [257, 1]),
         case!("bf16 by i8, 16 x 32", a: Bf16 [7, 1168], w: I8 [4, 40, 1168], w_scale: F32 [4, 40], topk_ids: I32 [7, 2]; block(16)),
         case!("f16 by i8, 16 x 32, shuffled", a: F16 [9, 1056], w: I8 [4, 48, 1056], w_scale: F32 [1], topk_ids: I32 [3, 3]; block(16), shuffled(), to("f32")),
         case!("bf16 by groups of u8, 16 x 32", a: Bf16 [7, 1216], w: U8 [4, 40, 1216], w_scale: Bf16 [4, 40, 38], w_zero: U8 [4, 40, 38], topk_ids: I32 [7, 2]; block(16), ("group_k", Scalar::Count(32))),
@@ -895,9 +896,11 @@ pub(super) fn sorted<'o>(
     let topk_ids = inputs.view::<i32>("topk_ids")?;
     let len = moe_align_len(tokens, choices, experts, block_size);
     let tiles = len.div_ceil(block_size);
-    let (sorted, rest) = all.split_at(0, len)?;
+    // First, on 8 bytes.
+    let (workspace, rest) = all.split_at(0, moe_align_workspace(tokens, choices, experts))?;
+    let (sorted, rest) = rest.split_at(0, len)?;
     let (expert_ids, rest) = rest.split_at(0, tiles)?;
-    let (padded, workspace) = rest.split_at(0, 1)?;
+    let (padded, _) = rest.split_at(0, 1)?;
     let views = (sorted.alias(), expert_ids.alias(), padded.alias());
     let out = TileLists { sorted_token_ids: sorted, expert_ids, num_tokens_post_padded: padded };
     crate::moe_align_block_size(stream, topk_ids, None, out, workspace, experts, block_size)?;
