@@ -113,7 +113,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The cache has rows of columns, on 16 bytes, in pages of whole windows.
-    fn in_rows(&self, bytes: u32) -> bool {
+    pub(super) fn in_rows(&self, bytes: u32) -> bool {
         let p = &self.params;
         let rows = |rows: &KeyRows, columns: u32| {
             let bytes_of_row = i64::from(bytes * columns);

@@ -209,10 +209,10 @@ fn channels_reference(call: &HostCall, gk: &[f64]) -> Result<Named<HostTensorF64
     let KktSizes { batch, tokens, k_heads, v_heads, k_dim, .. } = sizes(call)?;
     let chunk = call.size("chunk_size")?;
     let (k, beta) = (call.get("k")?.to_f64(), call.get("beta")?.to_f64());
-    // Two operands are rounded, relatively, and absolutely where they are small; in units of the bound, 1e-6.
+    // Two operands are rounded, by half a step each, relatively, and absolutely where they are small; in units of the bound, 1e-6.
     let (relative, absolute) = match call.get("k")?.dtype() {
-        DType::Bf16 => (2f64.powi(-8) * 1e6, 0.0),
-        DType::F16 => (2f64.powi(-11) * 1e6, 2f64.powi(-25) * 1e6),
+        DType::Bf16 => (2.0 * 2f64.powi(-8) * 1e6, 0.0),
+        DType::F16 => (2.0 * 2f64.powi(-11) * 1e6, 2f64.powi(-25) * 1e6),
         _ => (1.0, 0.0),
     };
     let mut a = vec![HostTensorF64::UNTOUCHED; beta.len() * chunk];
@@ -253,16 +253,20 @@ fn channels_reference(call: &HostCall, gk: &[f64]) -> Result<Named<HostTensorF64
 }
 
 fn reference_of(call: &HostCall) -> Result<Named<HostTensorF64>> {
-    if let Some(gk) = call.optional("gk") {
+    let fused = call.operator().arg("sums").is_some();
+    let (g, gk) = (call.optional("g"), call.optional("gk"));
+    if fused {
+        check_gates(call.operator().name, g.is_some(), gk.is_some(), fused_options(call)?)?;
+    }
+    if let Some(gk) = gk {
         return channels_reference(call, &gk.to_f64());
     }
     let KktSizes { batch, tokens, k_heads, v_heads, k_dim, .. } = sizes(call)?;
     let chunk = call.size("chunk_size")?;
-    let fused = call.operator().arg("sums").is_some();
     let two = call.choice("base")? == "2";
     let base: f64 = if two && !fused { 2.0 } else { std::f64::consts::E };
     let (k, beta) = (call.get("k")?.to_f64(), call.get("beta")?.to_f64());
-    let mut g = call.optional("g").map(HostTensor::to_f64);
+    let mut g = g.map(HostTensor::to_f64);
     let mut a = vec![HostTensorF64::UNTOUCHED; beta.len() * chunk];
     let mut size = vec![0.0; a.len()];
     let mut sums = vec![HostTensorF64::UNTOUCHED; beta.len()];
