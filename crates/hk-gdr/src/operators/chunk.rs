@@ -419,11 +419,8 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
     reference: |call| {
         sizes(call)?;
         let of = call.get("q")?.dtype();
-        let chunked = |(name, mut tensor): (&'static str, HostTensorF64)| {
-            tensor.tolerance = Some(tolerance(of, &tensor.values));
-            (name, tensor)
-        };
-        Ok(recurrence(call, &gates_of(call)?)?.into_iter().map(chunked).collect())
+        let chunked = recurrence(call, &gates_of(call)?)?.into_iter();
+        Ok(chunked.map(|(name, tensor)| (name, bounded(of, tensor))).collect())
     },
     traffic: Traffic::once,
 };
@@ -571,17 +568,28 @@ fn run_chunks<'a, T: Float, S: StateElement>(
     crate::chunk_gated_delta_rule(stream, tensors, states, workspace, outputs.take("o")?, options)
 }
 
-/// What the products in chunks may err by, with operands of a type: relative to an element, and to the size of all.
-pub(super) fn tolerance(dtype: DType, values: &[f64]) -> Tolerance {
-    let finite = values.iter().filter(|v| v.is_finite());
-    let (n, squares) = finite.fold((0.0, 0.0), |(n, sum), v| (n + 1.0, sum + v * v));
-    let rms = if n > 0.0 { f64::sqrt(squares / n) } else { 0.0 };
-    let (rtol, atol) = match dtype {
+/// With what products in chunks may err by, of operands of a type: relative to an element, to its row, and to the size of all.
+pub(super) fn bounded(dtype: DType, tensor: HostTensorF64) -> HostTensorF64 {
+    let rms = |values: &[f64]| {
+        let finite = values.iter().filter(|v| v.is_finite());
+        let (n, squares) = finite.fold((0.0, 0.0), |(n, sum), v| (n + 1.0, sum + v * v));
+        if n > 0.0 { f64::sqrt(squares / n) } else { 0.0 }
+    };
+    let (rtol, terms) = match dtype {
         DType::Bf16 => (1.0 / 64.0, 3e-2),
         DType::F16 => (1.0 / 512.0, 4e-3),
         _ => (1e-5, 1e-5),
     };
-    Tolerance::Within { rtol, atol: atol * rms + 1e-7 }
+    let all = rms(&tensor.values);
+    let of_row = |row: &[f64]| {
+        let size = all.max(rms(row)) + 1e-7 / terms;
+        row.iter()
+            .map(|v| size + rtol / terms * if v.is_finite() { v.abs() } else { 0.0 })
+            .collect::<Vec<_>>()
+    };
+    let columns = tensor.shape.last().map_or(1, |n| *n).max(1);
+    let magnitudes = tensor.values.chunks(columns).flat_map(of_row).collect();
+    HostTensorF64 { tolerance: Some(Tolerance::Sum { terms }), ..tensor.with_magnitudes(magnitudes) }
 }
 
 /// A sequence of a call: its first token among all, its tokens, its first chunk, and whether something of it is out of range.
@@ -683,8 +691,7 @@ fn named(
     dtype: DType,
     values: Vec<f64>,
 ) -> (&'static str, HostTensorF64) {
-    let tolerance = Some(tolerance(dtype, &values));
-    (name, HostTensorF64 { tolerance, ..HostTensorF64::new(shape, values) })
+    (name, bounded(dtype, HostTensorF64::new(shape, values)))
 }
 
 fn wy_reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
