@@ -56,13 +56,15 @@ inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
 
 /// Stationary rows of a wave. Same values as in src/backward/fused.rs and mod.rs.
 template <class T, int kDqk, int kDv, bool kDq>
-inline constexpr int kDimOf = hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= (kDq && sizeof(T) == 2 ? 512 : 1024) &&
-                                      kDv * sizeof(T) < 512
-                                  ? 32
-                                  : 16;
+inline constexpr int kDimOf =
+    hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= (kDq && sizeof(T) == 2 ? 512 : 1024) && kDv * sizeof(T) < 512
+        ? 32
+        : 16;
 /// Moving rows of a tile. Same values as in src/backward/fused.rs.
 template <class T, int kDqk, int kDv>
-inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64 : (kDqk + kDv) * sizeof(T) <= 1024 ? 32 : 16;
+inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64
+                               : (kDqk + kDv) * sizeof(T) <= 1024  ? 32
+                                                                   : 16;
 
 /// What scores of a query need to become gradients.
 struct Query {
@@ -89,9 +91,7 @@ struct QueryTable {
         lse[i] = q.lse, slope[i] = q.slope;
         from_lse[i] = -q.lse * inverse, from_delta[i] = -q.delta;
     }
-    HK_FN Query get(u32 i) const {
-        return {index[i], head[i], first[i], last[i], lse[i], -from_delta[i], slope[i]};
-    }
+    HK_FN Query get(u32 i) const { return {index[i], head[i], first[i], last[i], lse[i], -from_delta[i], slope[i]}; }
 };
 
 /// ds of a tile, [key][row of the tile].
@@ -178,10 +178,10 @@ class Pass {
     static constexpr int kRows = kWaves * kDim;
 
   private:
-    hk::Frag k_columns_[kDq ? kOwnCols : 1][kDq ? kRows / kFragRows : 1];  // of the wave's columns, over the block's keys
+    hk::Frag k_columns_[kDq ? kOwnCols : 1]
+                       [kDq ? kRows / kFragRows : 1];  // of the wave's columns, over the block's keys
 
   public:
-
     HK_FN Pass(const Params &p, const Work &work, L &lds)
         : p_(p), work_(work), lds_(lds), packed_(p.all.sequences.q_starts != 0), mask_(p.all.hstu, work) {}
 
@@ -284,8 +284,7 @@ class Pass {
         end = p.scores.left >= kUnbounded ? i32(work_.q_len) : i32(last) + p.scores.left - off + 1;
         begin = begin < 0 ? 0 : begin;
         end = end < i32(work_.q_len) ? end : i32(work_.q_len);
-        if constexpr (kHstu)
-            begin = p.hstu.causal && !p.hstu.contextual ? i32(first) : 0, end = i32(work_.q_len);
+        if constexpr (kHstu) begin = p.hstu.causal && !p.hstu.contextual ? i32(first) : 0, end = i32(work_.q_len);
         if (end < begin) end = begin;
     }
     /// Moving rows [from, to): keys that the block's queries see, or rows of queries that see its keys.
@@ -395,8 +394,7 @@ class Pass {
 #pragma unroll 1
                 for (u32 part = 0; part < Columns<kD>::kParts; ++part)
                     tile[part].chunk[tile[part].place(row, chunk)] = __builtin_bit_cast(
-                        Vec<u32, 4>,
-                        load(lds_.rows[at][operand][row], !kOfKeys, operand, (part * 8 + chunk) * kVec));
+                        Vec<u32, 4>, load(lds_.rows[at][operand][row], !kOfKeys, operand, (part * 8 + chunk) * kVec));
             }
         }
     }
@@ -596,7 +594,8 @@ class Pass {
                     if (e / hk::kMmaRows % kLaneRows != r) continue;
                     const u32 n = row_share() * (kOwnRows * kDim) + e / Places::kElements * kDim +
                                   Places::n(hk::lane_id(), e % Places::kElements);
-                    hk::atomic_add(to + dq_row(n) * stride + col, sums[c][e / Places::kElements][e % Places::kElements]);
+                    hk::atomic_add(to + dq_row(n) * stride + col,
+                                   sums[c][e / Places::kElements][e % Places::kElements]);
                 }
             }
         }
@@ -723,7 +722,8 @@ class Pass {
 #pragma unroll
                 for (int r = 0; r < kLaneRows; ++r) {
                     const int at = (f * kVec + e) * kLaneRows + r * hk::kMmaRows;
-                    const u32 n = row + Places::n(hk::lane_id(), at % Places::kElements) + at / Places::kElements * kDim;
+                    const u32 n =
+                        row + Places::n(hk::lane_id(), at % Places::kElements) + at / Places::kElements * kDim;
                     const u32 key = hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
                     Vec<u32, sizeof(T)> four;
 #pragma unroll

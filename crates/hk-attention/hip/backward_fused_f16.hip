@@ -7,7 +7,7 @@ using hk::f16;
 }  // namespace
 
 // Entry points: columns of queries and keys, of values.
-#define FUSED(name, ...)                                                          \
+#define FUSED(name, ...)                                                         \
     HK_ENTRY_WAVES_PER_SIMD(backward_fused_f16_##name, backward::kThreads, 1, 8, \
                             backward::backward_fused<f16, __VA_ARGS__>)
 

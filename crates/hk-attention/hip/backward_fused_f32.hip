@@ -6,7 +6,7 @@ using backward::Params;
 }  // namespace
 
 // Entry points: columns of queries and keys, of values.
-#define FUSED(name, ...)                                                          \
+#define FUSED(name, ...)                                                         \
     HK_ENTRY_WAVES_PER_SIMD(backward_fused_f32_##name, backward::kThreads, 1, 8, \
                             backward::backward_fused<float, __VA_ARGS__>)
 

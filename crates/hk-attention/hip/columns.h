@@ -48,7 +48,8 @@ class RunWalk {
     /// `begin`, a multiple of a run, is the wave's first key.
     HK_FN RunWalk(const Params &p, const Work &work, u32 begin, u32 end) {
         const KeyRows &k = p.cache.k, &v = p.cache.v;
-        k_ = detail::uniform_address(k.row(0, work.kv_head, 0)), v_ = detail::uniform_address(v.row(0, work.kv_head, 0));
+        k_ = detail::uniform_address(k.row(0, work.kv_head, 0)),
+        v_ = detail::uniform_address(v.row(0, work.kv_head, 0));
         k_page_ = k.batch, v_page_ = v.batch;
         k_run_ = u32(k.token_group) * R::kRun;
         constexpr u32 kContiguous = 31;  // shift of tokens that are one group

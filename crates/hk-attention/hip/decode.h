@@ -328,8 +328,7 @@ class Decode {
 #pragma unroll
                 for (u32 i = 0; i < kKLoads; ++i) {
                     const u32 piece = i * 4 + group;
-                    k_offset_[r][i] =
-                        n % Run::kRows * 16 + (piece < pieces ? piece : 0) * u32(p.cache.k.column_group);
+                    k_offset_[r][i] = n % Run::kRows * 16 + (piece < pieces ? piece : 0) * u32(p.cache.k.column_group);
                 }
 #pragma unroll
                 for (u32 j = 0; j < kCols; ++j) {
@@ -395,15 +394,15 @@ class Decode {
             return k;
         } else {
 #pragma unroll
-        for (int t = 0; t < kTilesOfStep; ++t) {
+            for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
-            for (int r = 0; r < kOwn; ++r) {
+                for (int r = 0; r < kOwn; ++r) {
 #pragma unroll
-                for (int i = 0; i < kKLoads; ++i)
-                    k.row[t][r][i] = windows.k[t].template load<Vec<u32, 4>>(k_offset_[r][i]);
+                    for (int i = 0; i < kKLoads; ++i)
+                        k.row[t][r][i] = windows.k[t].template load<Vec<u32, 4>>(k_offset_[r][i]);
+                }
             }
-        }
-        return k;
+            return k;
         }
     }
     /// The first `skip` rows are zero.
@@ -418,23 +417,24 @@ class Decode {
             return v;
         } else {
 #pragma unroll
-        for (int t = 0; t < kTilesOfStep; ++t) {
+            for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
-            for (int r = 0; r < kOwn; ++r) {
-                const u32 n = hk::row_of_lane<kDim>(hk::lane_id(), r);
-                const u32 first = t * kDim + hk::group_of_lane<kDim>(hk::lane_id()) * 4 + (kShare == 2 ? n / 8 * 2 : 0);
+                for (int r = 0; r < kOwn; ++r) {
+                    const u32 n = hk::row_of_lane<kDim>(hk::lane_id(), r);
+                    const u32 first =
+                        t * kDim + hk::group_of_lane<kDim>(hk::lane_id()) * 4 + (kShare == 2 ? n / 8 * 2 : 0);
 #pragma unroll
-                for (u32 i = 0; i < kVKeys; ++i) {
+                    for (u32 i = 0; i < kVKeys; ++i) {
 #pragma unroll
-                    for (int part = 0; part < kVParts; ++part) {
-                        const u32 offset = first + i < skip ? hk::Window::kOutOfBounds : v_offset_[r][part];
-                        v.key[t][r][i][part] =
-                            windows.v[t].template load<Vec<u32, kVAccess / 4>>(offset + i * v_stride_);
+                        for (int part = 0; part < kVParts; ++part) {
+                            const u32 offset = first + i < skip ? hk::Window::kOutOfBounds : v_offset_[r][part];
+                            v.key[t][r][i][part] =
+                                windows.v[t].template load<Vec<u32, kVAccess / 4>>(offset + i * v_stride_);
+                        }
                     }
                 }
             }
-        }
-        return v;
+            return v;
         }
     }
     /// Of pieces, in place: zeros beside the columns of K, and for values that no query sees.
@@ -662,20 +662,20 @@ class Decode {
             }
             return;
         } else {
-        Columns columns[kOwn];
+            Columns columns[kOwn];
 #pragma unroll
-        for (int r = 0; r < kOwn; ++r) columns[r] = columns_of(v, r);
+            for (int r = 0; r < kOwn; ++r) columns[r] = columns_of(v, r);
 #pragma unroll
-        for (u32 j = 0; j < kCols; j += 2) {
-            Vec<u32, 4> column[kOwn][2];
+            for (u32 j = 0; j < kCols; j += 2) {
+                Vec<u32, 4> column[kOwn][2];
 #pragma unroll
-            for (int r = 0; r < kOwn; ++r) value_frags(columns[r], j, column[r]);
+                for (int r = 0; r < kOwn; ++r) value_frags(columns[r], j, column[r]);
 #pragma unroll
-            for (u32 e = 0; e < 2; ++e) {
-                const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return column[r][e]; }));
-                o_.acc[0][j + e] = Mma::mma(&w, &p.frag[0], o_.acc[0][j + e]);
+                for (u32 e = 0; e < 2; ++e) {
+                    const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return column[r][e]; }));
+                    o_.acc[0][j + e] = Mma::mma(&w, &p.frag[0], o_.acc[0][j + e]);
+                }
             }
-        }
         }
     }
 

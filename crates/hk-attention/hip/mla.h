@@ -88,8 +88,7 @@ struct Keys {
     u32 first, end;
     u32 parts;  // splits of the sequence that have keys, at least one
 
-    HK_FN Keys(const attention::Params &p, const Work &work)
-        : first(0), end(work.poison ? 0 : work.keys()), parts(1) {
+    HK_FN Keys(const attention::Params &p, const Work &work) : first(0), end(work.poison ? 0 : work.keys()), parts(1) {
         constexpr u32 kMultiple = 64;
         const u32 count = p.splits.count;
         if (count <= 1 || end == 0) return;

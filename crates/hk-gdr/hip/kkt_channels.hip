@@ -63,8 +63,8 @@ HK_FN void kkt(const Prefill &p) {
 }
 }  // namespace
 
-#define KKT_CHANNELS_ENTRIES(T)                                                                              \
-    HK_ENTRY_WAVES_PER_SIMD(kkt_channels_##T, hk::kWaveSize, 2, 8, kkt<hk::T, Access::Vectorized>)           \
+#define KKT_CHANNELS_ENTRIES(T)                                                                    \
+    HK_ENTRY_WAVES_PER_SIMD(kkt_channels_##T, hk::kWaveSize, 2, 8, kkt<hk::T, Access::Vectorized>) \
     HK_ENTRY_WAVES_PER_SIMD(kkt_channels_##T##_scalar, hk::kWaveSize, 2, 8, kkt<hk::T, Access::Scalar>)
 KKT_CHANNELS_ENTRIES(bf16)
 KKT_CHANNELS_ENTRIES(f16)

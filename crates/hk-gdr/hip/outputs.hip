@@ -258,11 +258,9 @@ HK_FN void outputs(const Prefill &p) {
 #define OUTPUTS_ENTRIES(T)                                                                           \
     HK_ENTRY_WAVES_PER_SIMD(outputs_##T, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Vectorized, 2>) \
     HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_scalar, hk::kWaveSize, 2, 8, outputs<hk::T, Access::Scalar, 2>)
-#define CHANNELS_ENTRIES(T)                                                     \
-    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels, hk::kWaveSize, 1, 8,        \
-                            outputs<hk::T, Access::Vectorized, 2, true>)        \
-    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels_scalar, hk::kWaveSize, 1, 8, \
-                            outputs<hk::T, Access::Scalar, 2, true>)
+#define CHANNELS_ENTRIES(T)                                                                                           \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels, hk::kWaveSize, 1, 8, outputs<hk::T, Access::Vectorized, 2, true>) \
+    HK_ENTRY_WAVES_PER_SIMD(outputs_##T##_channels_scalar, hk::kWaveSize, 1, 8, outputs<hk::T, Access::Scalar, 2, true>)
 OUTPUTS_ENTRIES(bf16)
 OUTPUTS_ENTRIES(f16)
 OUTPUTS_ENTRIES(f32)

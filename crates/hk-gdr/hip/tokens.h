@@ -322,8 +322,7 @@ struct Channels {
 #pragma unroll
                 for (int j = 0; j < i; ++j) {
                     const auto before = load_rows(16 * j, own);
-                    const Frag column =
-                        decayed(k.frag(of_lane, 16 * j), [&](u32 r) { return first - before.row[r]; });
+                    const Frag column = decayed(k.frag(of_lane, 16 * j), [&](u32 r) { return first - before.row[r]; });
                     a[i][j] = hk::FragMma<T>::mma(kOfRows ? &row : &column, kOfRows ? &column : &row, a[i][j]);
                 }
             }

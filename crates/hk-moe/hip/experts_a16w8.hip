@@ -148,8 +148,7 @@ struct DequantOperands {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-            for (u32 r = 0; r < hk::kRowsPerLane; ++r)
-                stage.extra[n].row[r] = dequant[n].row[r].load_lane(at, end);
+            for (u32 r = 0; r < hk::kRowsPerLane; ++r) stage.extra[n].row[r] = dequant[n].row[r].load_lane(at, end);
         }
         a.load(stage.a, from);
         return stage;
@@ -159,7 +158,8 @@ struct DequantOperands {
         const auto of_a = hk::per_row([&](u32 r) { return hk::Float16Block<T>::of(stage.a[0][0].row[r]); });
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
-            const auto of_w = hk::per_row([&](u32 r) { return dequantized(stage.w[n][0].row[r], stage.extra[n].row[r]); });
+            const auto of_w =
+                hk::per_row([&](u32 r) { return dequantized(stage.w[n][0].row[r], stage.extra[n].row[r]); });
             acc[0][n] = mma(of_w, of_a, acc[0][n]);
         }
     }

@@ -17,7 +17,8 @@
 namespace route {
 
 struct QuantizeRows {
-    hk::Global x, q, scale;  // [rows, cols], in bytes of q [rows, cols] or [rows, cols / 2], scales contiguous; rows on 16 bytes
+    hk::Global x, q,
+        scale;  // [rows, cols], in bytes of q [rows, cols] or [rows, cols / 2], scales contiguous; rows on 16 bytes
     hk::QuantFormat format;
     hk::BlockRule rule;  // of mxfp4
     hk::u32 pad;

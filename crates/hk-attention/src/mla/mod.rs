@@ -480,9 +480,9 @@ fn launch<'a>(
     let kernel = problem.stream.kernel(kernel)?;
     let merge = if division.count > 1 && tickets == 0 { Some(problem.merge()?) } else { None };
     let params = Params { attention: all, slot_inverse: u32::MAX / params.slot_tokens, tickets, ..params };
+    let blocks = LaunchConfig::grid_1d(tiles.saturating_mul(division.count));
     // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has been
     // given them; the kernel clamps lengths, starts and slots, which are on the device, to the sizes of the tensors.
-    let blocks = LaunchConfig::grid_1d(tiles.saturating_mul(division.count));
     unsafe { problem.launch.run(&kernel, blocks, &params)? };
     merge.map_or(Ok(()), |merge| merge.run(&params.attention))
 }
