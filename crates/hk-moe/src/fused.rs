@@ -623,7 +623,7 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align) if a tensor breaks the table or the workspace is too short,
-/// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`](crate::moe_routing()), [`moe_align_block_size`],
+/// [`Argument`](Error::Argument) for scales that the weights do not have, and as [`moe_routing`](crate::moe_routing()), [`moe_align_block_size`](crate::moe_align_block_size()),
 /// [`moe_op`](crate::moe_op()), [`moe_sum`](crate::moe_sum()). `y` is not written then.
 pub fn fused_moe<T: Half, W: FusedWeight<T>, Y: Float>(
     stream: &Stream,
