@@ -25,6 +25,9 @@ pub struct DemoArgs {
     /// one device, as many as fit the time.
     #[arg(long)]
     all: bool,
+    /// At most so many operators of each family, those of the least work. Default: as many as fit the time.
+    #[arg(long, value_name = "N", conflicts_with_all = ["op", "all"])]
+    per_family: Option<usize>,
     /// Devices to run on. Default: the emulated GPUs.
     #[arg(long = "device", value_name = "SPEC")]
     devices: Vec<String>,
@@ -111,7 +114,7 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
             left_out: vec![],
         }
     } else {
-        choose(&operators, &devices, WORK)
+        choose(&operators, &devices, WORK, args.per_family.unwrap_or(usize::MAX))
     };
     let most = if whole { devices.len() } else { 1 };
     let of_layer = |layer: &Layer| if whole || !layer.large { &devices[..] } else { &devices[..1] };
@@ -249,9 +252,9 @@ fn work(op: &'static Operator, case: &Case) -> u64 {
     flops(&call).unwrap_or(0) + 64 * bytes
 }
 
-/// Of each operator the case of the least work, in turn over the families, while the work lasts. Targets alternate; one that
-/// does not serve a case leaves it to the others.
-fn choose(operators: &[&'static Operator], devices: &[String], most: u64) -> Choice {
+/// Of each operator the case of the least work, in turn over the families, while the work lasts, at most `per_family` of each. Targets
+/// alternate; one that does not serve a case leaves it to the others.
+fn choose(operators: &[&'static Operator], devices: &[String], most: u64, per_family: usize) -> Choice {
     let cheapest = |op: &&'static Operator| {
         let cases = op.cases.iter().map(|case| (work(op, case), case));
         cases.min_by_key(|(work, _)| *work).map(|(work, case)| (work, *op, case))
@@ -261,6 +264,7 @@ fn choose(operators: &[&'static Operator], devices: &[String], most: u64) -> Cho
     for family in operators.chunk_by(|a, b| a.family == b.family) {
         let mut all: Vec<_> = family.iter().filter_map(cheapest).collect();
         all.sort_by_key(|(work, ..)| *work);
+        all.truncate(per_family);
         by_family.push(all);
     }
     let longest = by_family.iter().map(Vec::len).max().unwrap_or(0);
@@ -462,20 +466,21 @@ mod tests {
     #[test]
     fn every_operator_is_in_the_demo_while_the_work_lasts() {
         let (operators, devices) = (crate::operators(), ["a".to_owned(), "b".to_owned()]);
-        let choice = choose(&operators, &devices, u64::MAX);
+        let choice = choose(&operators, &devices, u64::MAX, usize::MAX);
         let names: Vec<_> = choice.runs.iter().map(|run| run.op.name).collect();
         assert_eq!(names, operators.iter().map(|op| op.name).collect::<Vec<_>>());
         assert!(choice.left_out.is_empty());
         let first = |run: &Run| run.devices[0].clone();
         assert_ne!(first(&choice.runs[0]), first(&choice.runs[1]));
 
-        let choice = choose(&operators, &devices, WORK);
+        let choice = choose(&operators, &devices, WORK, usize::MAX);
         let sum: u64 = choice.runs.iter().map(|run| work(run.op, run.case)).sum();
         assert!(sum <= WORK && choice.runs.len() + choice.left_out.len() == operators.len());
         // Each family is shown.
         for family in crate::FAMILIES {
             assert!(choice.runs.iter().any(|run| run.op.family == family[0].family), "{}", family[0].family);
         }
-        assert!(choose(&operators, &devices, 0).runs.is_empty());
+        assert!(choose(&operators, &devices, 0, usize::MAX).runs.is_empty());
+        assert_eq!(choose(&operators, &devices, u64::MAX, 1).runs.len(), crate::FAMILIES.len());
     }
 }

@@ -106,7 +106,7 @@ def backwards(args):
             q, k, v, dout = (rng.standard_normal((1, m, 1, d)).astype(bf16) for m in (*size, size[1], size[0]))
             out, lse, _ = attention(q, k, v, d**-0.5, causal(*size) if masked else None)
             tensors = {"q": q, "k": k, "v": v, "out": out.astype(bf16), "lse": lse.astype(np.float32), "dout": dout}
-            for operator in ("mha_onekernel_bwd",):
+            for operator in ("mha_onekernel_bwd", "mha_fused_bwd"):
                 yield what, target, n / 1000, run(args, target, operator, tensors, causal=str(masked).lower())
 
 
@@ -159,7 +159,7 @@ def latents(args):
             }
             if kind == "fp8":
                 tensors["kv_scale"] = np.ones(1, np.float32)
-            params = dict(scale=576**-0.5, keys_per_split=max(lengths))
+            params = dict(scale=576**-0.5, nsplit=1)
             yield what, target, 1000, run(args, target, "mla_decode_rope", tensors, **params)
 
 
