@@ -169,6 +169,8 @@ struct Operator {
     name: String,
     family: String,
     summary: String,
+    /// The module of AITER's Triton kernels, if it has another name.
+    module: Option<String>,
     sources: Vec<String>,
     targets: Vec<String>,
     cases: Vec<String>,
@@ -217,12 +219,13 @@ pub(crate) fn status(args: &StatusArgs) -> Result {
     }
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["operator", "crate", "compiled for", "tests", "benchmarks", "last demo"]);
+    table.set_header(["operator", "module", "crate", "compiled for", "tests", "benchmarks", "last demo"]);
     for o in operators {
         let list = |items: &[String]| if items.is_empty() { "-".to_owned() } else { items.join(", ") };
         let (targets, tests, benches, demo) =
             (list(&o.targets), list(&o.tests), list(&o.benches), list(&o.demo));
-        table.add_row([o.name, o.family, targets, tests, benches, demo]);
+        let module = o.module.unwrap_or_else(|| o.name.clone());
+        table.add_row([o.name, module, o.family, targets, tests, benches, demo]);
     }
     println!("{table}");
     Ok(())

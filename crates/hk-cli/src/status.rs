@@ -13,6 +13,8 @@ struct Status {
     name: &'static str,
     family: &'static str,
     summary: &'static str,
+    /// Of [`MODULES`].
+    module: Option<&'static str>,
     /// Sources that it launches kernels from.
     sources: Vec<&'static str>,
     /// Targets that all of them are compiled for.
@@ -20,6 +22,29 @@ struct Status {
     /// Sizes of real models that the demo runs.
     cases: Vec<&'static str>,
 }
+
+/// Modules of AITER's Triton kernels that hold operators of other names.
+const MODULES: [(&str, &[&str]); 5] = [
+    ("cumsum", &["chunk_local_cumsum"]),
+    ("l2norm", &["l2norm_bwd"]),
+    ("wy_representation", &["chunk_scaled_dot_kkt", "recompute_w_u"]),
+    (
+        "index",
+        &[
+            "prepare_lens",
+            "prepare_cu_seqlens_from_lens",
+            "prepare_position_ids",
+            "prepare_sequence_ids",
+            "prepare_chunk_offsets",
+            "gpu_prepare_chunk_indices",
+            "get_max_num_splits",
+        ],
+    ),
+    (
+        "gdr_utils",
+        &["bf16_to_float", "float_to_bf16", "abs_diff", "squared_diff", "sum_reduce", "max_reduce"],
+    ),
+];
 
 /// Options of `hk status`.
 #[derive(Debug, clap::Args)]
@@ -75,8 +100,22 @@ fn status(operator: &Operator) -> Status {
         name: operator.name,
         family: operator.family,
         summary: operator.summary,
+        module: MODULES.iter().find(|(_, of)| of.contains(&operator.name)).map(|(module, _)| *module),
         sources: operator.kernels.iter().map(|k| k.name()).collect(),
         targets: list::targets(operator),
         cases: operator.cases.iter().map(|c| c.label).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_hold_operators() {
+        let operators = crate::operators();
+        for name in MODULES.iter().flat_map(|(_, of)| *of) {
+            assert!(operators.iter().any(|op| op.name == *name), "{name}");
+        }
     }
 }
