@@ -403,6 +403,7 @@ struct Blocks {
     kernel: Kernel<Params>,
     of_keys: usize,
     of_queries: usize,
+    /// Of one pass: rounds the sums.
     rounding: Option<Kernel<Params>>,
 }
 
@@ -454,15 +455,12 @@ impl Blocks {
     fn run(self, problem: Problem, params: Params, schedule: Schedule) -> Result<()> {
         let Self { kernel, of_keys, of_queries, rounding } = self;
         let queries_alone = Params { key_blocks: 0, ..params };
-        let launches: &[(&Kernel<Params>, usize, &Params)] = match schedule {
-            Schedule::TwoPasses(BackwardSchedule::Fused) => &[(&kernel, of_keys + of_queries, &params)],
-            Schedule::TwoPasses(BackwardSchedule::Split) => {
+        let launches: &[(&Kernel<Params>, usize, &Params)] = match (&rounding, schedule) {
+            (Some(rounding), _) => &[(&kernel, of_keys, &params), (rounding, of_queries, &params)],
+            (None, Schedule::TwoPasses(BackwardSchedule::Split)) => {
                 &[(&kernel, of_keys, &params), (&kernel, of_queries, &queries_alone)]
             }
-            Schedule::OnePass(_) => {
-                let rounding = rounding.as_ref().unwrap_or(&kernel);
-                &[(&kernel, of_keys, &params), (rounding, of_queries, &params)]
-            }
+            (None, _) => &[(&kernel, of_keys + of_queries, &params)],
         };
         for (kernel, blocks, params) in launches.iter().filter(|(_, blocks, _)| *blocks > 0) {
             let config = LaunchConfig::grid_1d(*blocks);

@@ -61,6 +61,58 @@ macro_rules! corner {
     };
 }
 
+/// Corner cases of each kernel and option, and others behind them.
+macro_rules! with_corners {
+    ($($other:expr),* $(,)?) => {
+        &[
+            corner!(
+                "bf16, 64 columns, causal, sink",
+                dense!(Bf16 2 70 150, 4 2, 64 64, "sink" F32 [4]),
+                CAUSAL_ON
+            ),
+            corner!(
+                "bf16, 128 columns, softcap",
+                dense!(Bf16 1 90 140, 2 1, 128 120),
+                ("softcap", Scalar::Float(3.0))
+            ),
+            corner!(
+                "bf16, packed, dropout",
+                in_rows!(Bf16 3 120 144, 4 2, 40 40),
+                DROPOUT[0],
+                DROPOUT[1],
+                DROPOUT[2]
+            ),
+            corner!(
+                "bf16, 192 and 128 columns, ALiBi",
+                dense!(Bf16 1 70 80, 2 2, 192 128, "alibi" F32 [2]),
+                CAUSAL_ON
+            ),
+            corner!(
+                "bf16, 256 columns, window",
+                dense!(Bf16 1 100 90, 2 1, 256 256),
+                ("window_left", Scalar::Int(20)),
+                ("window_right", Scalar::Int(5))
+            ),
+            corner!("bf16, 128 columns, whole tiles", dense!(Bf16 1 128 130, 1 1, 128 128)),
+            corner!("f16, 64 columns, odd", dense!(F16 1 33 50, 3 1, 39 17)),
+            corner!("f16, 128 columns, packed", in_rows!(F16 3 120 144, 2 2, 128 128, "sink" F32 [2]), CAUSAL_ON),
+            corner!("f16, 192 and 128 columns", dense!(F16 1 40 70, 2 2, 160 96), ("scale", Scalar::Float(0.09))),
+            corner!("f16, 256 columns", dense!(F16 1 40 70, 2 2, 200 256), CAUSAL_ON),
+            corner!(
+                "f32, 64 columns, dropout",
+                dense!(F32 2 40 70, 4 2, 64 64, "alibi" F32 [2, 4]),
+                DROPOUT[0],
+                DROPOUT[1],
+                DROPOUT[2],
+                ("softcap", Scalar::Float(5.0))
+            ),
+            corner!("f32, 128 columns", dense!(F32 1 60 60, 2 1, 128 128), CAUSAL_ON),
+            corner!("f32, 256 columns", dense!(F32 1 40 40, 2 1, 256 256), CAUSAL_ON),
+            $($other,)*
+        ]
+    };
+}
+
 const SOURCES: &[&CodeObjects] =
     &[&kernels::BACKWARD_BF16, &kernels::BACKWARD_F16, &kernels::BACKWARD_F32, &kernels::BACKWARD_DELTA];
 
@@ -103,51 +155,7 @@ pub(crate) const MHA_ONEKERNEL_BWD: Operator = Operator {
         corner!("MHA 16, d128, 4096 tokens", dense!(Bf16 4 4096 4096, 16 16, 128 128)),
         corner!("GQA 64/8, d64, 8192 tokens, causal", dense!(Bf16 1 8192 8192, 64 8, 64 64), CAUSAL_ON),
     ]),
-    corners: &[
-        corner!(
-            "bf16, 64 columns, causal, sink",
-            dense!(Bf16 2 70 150, 4 2, 64 64, "sink" F32 [4]),
-            CAUSAL_ON
-        ),
-        corner!(
-            "bf16, 128 columns, softcap",
-            dense!(Bf16 1 90 140, 2 1, 128 120),
-            ("softcap", Scalar::Float(3.0))
-        ),
-        corner!(
-            "bf16, packed, dropout",
-            in_rows!(Bf16 3 120 144, 4 2, 40 40),
-            DROPOUT[0],
-            DROPOUT[1],
-            DROPOUT[2]
-        ),
-        corner!(
-            "bf16, 192 and 128 columns, ALiBi",
-            dense!(Bf16 1 70 80, 2 2, 192 128, "alibi" F32 [2]),
-            CAUSAL_ON
-        ),
-        corner!(
-            "bf16, 256 columns, window",
-            dense!(Bf16 1 100 90, 2 1, 256 256),
-            ("window_left", Scalar::Int(20)),
-            ("window_right", Scalar::Int(5))
-        ),
-        corner!("bf16, 128 columns, whole tiles", dense!(Bf16 1 128 130, 1 1, 128 128)),
-        corner!("f16, 64 columns, odd", dense!(F16 1 33 50, 3 1, 39 17)),
-        corner!("f16, 128 columns, packed", in_rows!(F16 3 120 144, 2 2, 128 128, "sink" F32 [2]), CAUSAL_ON),
-        corner!("f16, 192 and 128 columns", dense!(F16 1 40 70, 2 2, 160 96), ("scale", Scalar::Float(0.09))),
-        corner!("f16, 256 columns", dense!(F16 1 40 70, 2 2, 200 256), CAUSAL_ON),
-        corner!(
-            "f32, 64 columns, dropout",
-            dense!(F32 2 40 70, 4 2, 64 64, "alibi" F32 [2, 4]),
-            DROPOUT[0],
-            DROPOUT[1],
-            DROPOUT[2],
-            ("softcap", Scalar::Float(5.0))
-        ),
-        corner!("f32, 128 columns", dense!(F32 1 60 60, 2 1, 128 128), CAUSAL_ON),
-        corner!("f32, 256 columns", dense!(F32 1 40 40, 2 1, 256 256), CAUSAL_ON),
-    ],
+    corners: with_corners![],
     outputs,
     run,
     reference,
@@ -206,44 +214,14 @@ pub(crate) const MHA_FUSED_BWD: Operator = Operator {
         ),
         corner!("MHA 16, d128, 4096 tokens", dense!(Bf16 4 4096 4096, 16 16, 128 128)),
     ]),
-    corners: &[
-        corner!(
-            "bf16, 64 columns, causal, sink",
-            dense!(Bf16 2 70 150, 4 2, 64 64, "sink" F32 [4]),
-            CAUSAL_ON
-        ),
+    corners: with_corners![
         corner!(
             "bf16, 128 columns, softcap, atomic",
             dense!(Bf16 1 90 140, 2 1, 128 120),
             ("softcap", Scalar::Float(3.0)),
             ("dq_sums", Scalar::Choice("atomic"))
         ),
-        corner!(
-            "bf16, packed, dropout",
-            in_rows!(Bf16 3 120 144, 4 2, 40 40),
-            DROPOUT[0],
-            DROPOUT[1],
-            DROPOUT[2]
-        ),
-        corner!(
-            "bf16, 192 and 128 columns, ALiBi",
-            dense!(Bf16 1 70 80, 2 2, 192 128, "alibi" F32 [2]),
-            CAUSAL_ON
-        ),
-        corner!(
-            "bf16, 256 columns, window",
-            dense!(Bf16 1 100 90, 2 1, 256 256),
-            ("window_left", Scalar::Int(20)),
-            ("window_right", Scalar::Int(5))
-        ),
-        corner!("bf16, 128 columns, whole tiles", dense!(Bf16 1 128 130, 1 1, 128 128)),
-        corner!("f16, 64 columns, odd", dense!(F16 1 33 50, 3 1, 39 17)),
-        corner!("f16, 128 columns, packed", in_rows!(F16 3 120 144, 2 2, 128 128, "sink" F32 [2]), CAUSAL_ON),
-        corner!("f16, 192 and 128 columns", dense!(F16 1 40 70, 2 2, 160 96), ("scale", Scalar::Float(0.09))),
-        corner!("f16, 256 columns", dense!(F16 1 40 70, 2 2, 200 256), CAUSAL_ON),
         corner!("f32, 64 columns", dense!(F32 2 40 70, 4 2, 64 64, "alibi" F32 [2, 4])),
-        corner!("f32, 128 columns", dense!(F32 1 60 60, 2 1, 128 128), CAUSAL_ON),
-        corner!("f32, 256 columns", dense!(F32 1 40 40, 2 1, 256 256), CAUSAL_ON),
     ],
     ..MHA_ONEKERNEL_BWD
 };

@@ -77,6 +77,8 @@ macro_rules! dense {
     };
 }
 
+pub(super) use dense;
+
 /// The same, packed: type; sequences, rows of all; heads; columns.
 macro_rules! packed {
     ($dtype:ident $n:literal $tq:literal $tk:literal, $hq:literal $hkv:literal, $dqk:literal $dv:literal

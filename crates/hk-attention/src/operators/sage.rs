@@ -5,7 +5,7 @@ use super::attention::{
     query_tile, scale, transposed,
 };
 use super::common::FP8;
-use super::mha::{SHORT, Sizes, TALL, host_rows, sizes, specs};
+use super::mha::{SHORT, Sizes, TALL, dense, host_rows, sizes, specs};
 use crate::prefill::MOST_COLUMNS_OF_SAGE;
 use crate::reference::sage;
 use crate::{
@@ -32,19 +32,6 @@ const CAUSAL_ON: (&str, Scalar) = ("causal", Scalar::Bool(true));
 /// A score of normal operands in int8, `scale = 1 / sqrt(Dqk)`, is off by 0.014 on average: six times that for rows of few keys, whose
 /// errors do not average out.
 const LSE: Tolerance = Tolerance::Within { rtol: 1e-2, atol: 8e-2 };
-
-/// Type; sequences, queries, keys; heads; columns.
-macro_rules! dense {
-    ($dtype:ident $b:literal $sq:literal $sk:literal, $hq:literal $hkv:literal, $dqk:literal $dv:literal
-     $(, $name:literal $other:ident $shape:expr)*) => {
-        &[
-            ("q", DType::$dtype, &[$b, $sq, $hq, $dqk]),
-            ("k", DType::$dtype, &[$b, $sk, $hkv, $dqk]),
-            ("v", DType::$dtype, &[$b, $sk, $hkv, $dv]),
-            $(($name, DType::$other, &$shape),)*
-        ]
-    };
-}
 
 macro_rules! case {
     ($label:expr, $tensors:expr $(, $scalar:expr)*) => {
