@@ -110,7 +110,7 @@ impl<'a> Server<'a> {
     /// The next unit, counted as running: one that is asked for, or else the first.
     fn next(&self) -> Option<Unit> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let wishes: HashSet<PathBuf> = self.wishes();
+        let wishes = self.wishes();
         if !wishes.is_empty() {
             self.asked.store(true, Ordering::Relaxed);
         }

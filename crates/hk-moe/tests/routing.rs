@@ -240,7 +240,7 @@ fn counts_that_are_wrong_stay_within_the_outputs() {
     }
 }
 
-/// One launch and three: a graph has the results of the first call each time, though blocks count arrivals in the workspace.
+/// One launch and two: a graph has the results of the first call each time, though blocks count arrivals in the workspace.
 #[test]
 fn graphs_replay() {
     const EXPERTS: usize = 40;
