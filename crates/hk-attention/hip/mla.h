@@ -3,12 +3,14 @@
 //   s[i, j] = scale q[i] . row[j]  ->  p = softmax(s)  ->  out[i] = sum over j of p[i, j] row[j][: C]
 //
 // A tile's rows are (query, head), head fastest; all heads see the same keys. Keys go to LDS once and are read two ways: rows for S,
-// columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
-// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere the next tile is in registers.
+// columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O. Waves of the same rows make a share of
+// their S each, exchange it in f32 through LDS, and all do the softmax, so that P stays in registers. Where loads go straight to LDS
+// there are two stages; elsewhere the next tile is in registers.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
 // (merge.hip), with the same bits.
-// Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
+// Floor: keys are read once for a tile of 16 or 64 rows; where two tiles of 64 rows share them, the matrix units of gfx942 are as busy
+// as its memory.
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #pragma once
 
@@ -87,10 +89,11 @@ struct Shape {
     static constexpr int kChunks = kOwnTiles * kDim * kDim / hk::kWaveSize / 4;
     static constexpr int kStageBytes = kStages * kParts * kKeys * 128, kChunkBytes = kThreads * 16;
     static constexpr int kRounds = !kQueriesInLds && kStageBytes + kChunks * kChunkBytes + 1024 > hk::kLdsBytes ? 2 : 1;
-    static_assert(kRounds == 1 || kChunks / 2 * kChunkBytes <= kKeys * 128, "a part of a row has room for the second half");
+    static_assert(kRounds == 1 || kChunks / 2 * kChunkBytes <= kKeys * 128,
+                  "a part of a row has room for the second half");
 };
 
-inline constexpr u32 kMostParts = 32;  // splits that the last block of a tile merges
+inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
 
 /// The keys [first, end) of the block's split: `splits.keys` of a sequence, or, if that is 0, an equal share of them.
 struct Keys {
@@ -505,7 +508,7 @@ class Decode {
 
     using Scores = hk::WaveTile<Mma, kKeys, kDim>;
 
-    /// The wave's share of the scores of its rows.
+    /// The wave's share of the scores of its rows: tiles [0, kOwnTiles).
     HK_FN Scores own_scores(u32 stage) const {
         // Two chains where there is one tile: an MFMA waits for the one before it in its chain.
         constexpr int kChains = kOwnTiles == 1 ? 2 : 1, kFrags = kOwnSteps * kOwnTiles, kAtOnce = kDim == 16 ? 4 : 2;
@@ -557,8 +560,7 @@ class Decode {
 #pragma unroll
             for (int i = 0; i < kOfRound; ++i) {
                 const int at = round * kOfRound + i;
-                to[place(hk::wave_id(), i)] =
-                    __builtin_bit_cast(Chunk, part(own.acc[0][at / kOfTile], at % kOfTile));
+                to[place(hk::wave_id(), i)] = __builtin_bit_cast(Chunk, part(own.acc[0][at / kOfTile], at % kOfTile));
             }
             hk::block_barrier();
 #pragma unroll

@@ -78,8 +78,9 @@ const C256: (&str, Scalar) = ("columns", Scalar::Count(256));
 const INTERLEAVED: (&str, Scalar) = ("style", Scalar::Choice("interleaved"));
 const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
 const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));
-/// Of samples of packed rows, whose `f32` factors are random bytes of up to 2^33: scores that `f32` tells apart.
-const SMALL: (&str, Scalar) = ("scale", Scalar::Float(1e-8));
+/// For samples of packed rows, whose `f32` factors are random bytes, up to 2^33: scores that are rounded by less than the exponents that
+/// overflow.
+const SMALL: (&str, Scalar) = ("scale", Scalar::Float(1e-3));
 const SPLITS_OF_64: (&str, Scalar) = ("keys_per_split", Scalar::Count(64));
 
 pub(super) const MLA_DECODE_ROPE: Operator = Operator {
