@@ -3,12 +3,14 @@
 //   s[i, j] = scale q[i] . row[j]  ->  p = softmax(s)  ->  out[i] = sum over j of p[i, j] row[j][: C]
 //
 // A tile's rows are (query, head), head fastest; all heads see the same keys. Keys go to LDS once and are read two ways: rows for S,
-// columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O, and computes the S of its rows, so
-// that P stays in registers. Where loads go straight to LDS there are two stages; elsewhere the next tile is in registers.
+// columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O. Waves of the same rows make a share of
+// their S each, exchange it in f32 through LDS, and all do the softmax, so that P stays in registers. Where loads go straight to LDS
+// there are two stages; elsewhere the next tile is in registers.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
 // (merge.hip), with the same bits.
-// Floor: keys are read once for a tile of 16 or 64 rows; with 64 rows gfx942 is bound by the matrix unit.
+// Floor: keys are read once for a tile of 16 or 64 rows; where two tiles of 64 rows share them, the matrix units of gfx942 are as busy
+// as its memory.
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #pragma once
 
@@ -79,9 +81,19 @@ struct Shape {
     static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
     static constexpr int kKeys = hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
+    // Waves that share rows share their scores: each makes those of some tiles of keys, over some steps of the columns.
+    static constexpr int kTiles = kKeys / kDim, kKeyShares = kTiles < kWavesV ? kTiles : kWavesV;
+    static constexpr int kColShares = kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
+    static_assert(kWavesV % kKeyShares == 0 && kTiles % kKeyShares == 0, "equal shares");
+    // Chunks of a lane that waves exchange, at once where LDS has room for them beside the stages.
+    static constexpr int kChunks = kOwnTiles * kDim * kDim / hk::kWaveSize / 4;
+    static constexpr int kStageBytes = kStages * kParts * kKeys * 128, kChunkBytes = kThreads * 16;
+    static constexpr int kRounds = !kQueriesInLds && kStageBytes + kChunks * kChunkBytes + 1024 > hk::kLdsBytes ? 2 : 1;
+    static_assert(kRounds == 1 || kChunks / 2 * kChunkBytes <= kKeys * 128,
+                  "a part of a row has room for the second half");
 };
 
-inline constexpr u32 kMostParts = 32;  // splits that the last block of a tile merges
+inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
 
 /// The keys [first, end) of the block's split: `splits.keys` of a sequence, or, if that is 0, an equal share of them.
 struct Keys {
@@ -110,6 +122,7 @@ class Decode {
     static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kKeys / kRowsAtOnce;
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
     static constexpr int kPartSteps = 128 / kFragBytes;
+    static constexpr int kColShares = S::kColShares, kOwnTiles = S::kOwnTiles, kOwnSteps = kSteps / kColShares;
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
     static constexpr Rows kStored = S::kStored;
@@ -131,6 +144,7 @@ class Decode {
             Vec<float, 2> parts[kMostParts][kMergedRows];
         };
         hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
+        Chunk scores[S::kWaves][S::kChunks / S::kRounds][hk::kWaveSize];
         alignas(16) T key[S::kPe];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
         u32 last;
@@ -147,6 +161,7 @@ class Decode {
     };
 
     u32 wave_rows_, wave_cols_;  // indices of the wave
+    u32 key_share_, col_share_;  // of the scores of its rows
     Row own_[kOwn];  // rows of the lane
     u32 visible_[kOwn];  // keys from first_ on that they see
     u32 first_, end_;  // keys of the block
@@ -154,7 +169,7 @@ class Decode {
     u32 n_tiles_;
     bool scaled_;  // scores are scaled before the softmax
     float scale_;  // of scores in the softmax, in units of log2, above 0
-    hk::Frag q_[S::kQueriesInLds ? 1 : kSteps];
+    hk::Frag q_[S::kQueriesInLds ? 1 : kOwnSteps];
     hk::WaveTile<Mma, kCols, kDim> o_;
     OnlineSoftmax<kDim, T> softmax_;
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
@@ -466,38 +481,52 @@ class Decode {
             const u64 row = query_row(own_[0]);
             const u32 lane = hk::lane_id();
 #pragma unroll
-            for (int s = 0; s < kSteps; ++s) {
-                constexpr int kCols = kFragBytes / 2;
-                const u32 col = s * kCols + lane / kDim * 8;
-                q_[s] = query_chunk(wave_rows_ * kDim + lane % kDim, row, col, s * kCols >= kC);
+            for (int s = 0; s < kOwnSteps; ++s) {
+                const u32 col = own_step(s).of_row() * (kFragBytes / 2) + lane / kDim * 8;
+                q_[s] = query_chunk(wave_rows_ * kDim + lane % kDim, row, col, col >= kC);
             }
         }
     }
-    HK_FN hk::Frag query(int step) const {
-        if constexpr (S::kQueriesInLds)
-            return lds_.queries[step / kPartSteps].template frag<kDim>(wave_rows_ * kDim, step % kPartSteps);
-        else
-            return q_[step];
+    /// A step of the columns: waves that share tiles of keys take them in turn, so that parts are constants.
+    struct Step {
+        u32 part, of_part;
+        HK_FN u32 of_row() const { return part * kPartSteps + of_part; }
+    };
+    HK_FN Step own_step(int s) const {
+        static_assert(kPartSteps % kColShares == 0 && kSteps % kColShares == 0, "as many steps of each part");
+        constexpr int kOfPart = kPartSteps / kColShares;
+        return {u32(s / kOfPart), s % kOfPart * kColShares + col_share_};
+    }
+    HK_FN hk::Frag query(int s) const {
+        if constexpr (S::kQueriesInLds) {
+            const Step step = own_step(s);
+            return lds_.queries[step.part].template frag<kDim>(wave_rows_ * kDim, step.of_part);
+        } else {
+            return q_[s];
+        }
     }
 
-    /// The tile in a stage.
-    HK_FN void attend(u32 tile, u32 stage) {
+    using Scores = hk::WaveTile<Mma, kKeys, kDim>;
+
+    /// The wave's share of the scores of its rows: tiles [0, kOwnTiles).
+    HK_FN Scores own_scores(u32 stage) const {
+        // Two chains where there is one tile: an MFMA waits for the one before it in its chain.
+        constexpr int kChains = kOwnTiles == 1 ? 2 : 1, kFrags = kOwnSteps * kOwnTiles, kAtOnce = kDim == 16 ? 4 : 2;
         const Tile(&rows)[kParts] = lds_.rows[stage];
-        using Scores = hk::WaveTile<Mma, kKeys, kDim>;
-        constexpr int kTiles = kKeys / kDim, kAtOnce = 2;
-        static_assert(kSteps * kTiles % kAtOnce == 0, "whole groups");
         struct KeyFrags {
             hk::Frag frag[kAtOnce];
         };
-        Scores s;
-        pipelined<kSteps * kTiles / kAtOnce>(
+        typename Mma::Acc sum[kOwnTiles][kChains] = {};
+        pipelined<(kFrags + kAtOnce - 1) / kAtOnce>(
             [&](int at) HK_INLINE {
                 KeyFrags keys;
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
-                    const int n = at * kAtOnce + i, step = n / kTiles;
-                    keys.frag[i] =
-                        rows[step / kPartSteps].template frag<kDim, true>(n % kTiles * kDim, step % kPartSteps);
+                    const int n = at * kAtOnce + i;
+                    if (n >= kFrags) break;
+                    const Step step = own_step(n / kOwnTiles);
+                    const u32 row = (key_share_ * kOwnTiles + n % kOwnTiles) * kDim;
+                    keys.frag[i] = rows[step.part].template frag<kDim, true>(row, step.of_part);
                 }
                 return keys;
             },
@@ -505,11 +534,64 @@ class Decode {
 #pragma unroll
                 for (int i = 0; i < kAtOnce; ++i) {
                     const int n = at * kAtOnce + i;
-                    const hk::Frag q = query(n / kTiles);
-                    auto &acc = s.acc[0][n % kTiles];
+                    if (n >= kFrags) break;
+                    const hk::Frag q = query(n / kOwnTiles);
+                    auto &acc = sum[n % kOwnTiles][n / kOwnTiles % kChains];
                     acc = Mma::mma(&keys.frag[i], &q, acc);
                 }
             });
+        Scores own;
+#pragma unroll
+        for (int t = 0; t < kOwnTiles; ++t) own.acc[0][t] = kChains == 1 ? sum[t][0] : sum[t][0] + sum[t][kChains - 1];
+        return own;
+    }
+    /// All scores of the wave's rows, from its own ones and those of the waves that share its rows.
+    HK_FN Scores exchanged(const Scores &own, u32 stage) {
+        constexpr int kOfRound = S::kChunks / S::kRounds, kOfTile = Places::kElements / 4;
+        Scores s;
+#pragma unroll
+        for (int round = 0; round < S::kRounds; ++round) {
+            // Columns beside those of values have been read when all waves have met.
+            Chunk *const to = round == 0 ? &lds_.scores[0][0][0] : lds_.rows[stage][kParts - 1].chunk;
+            const auto place = [&](u32 wave, int i) { return (wave * kOfRound + i) * hk::kWaveSize + hk::lane_id(); };
+            const auto part = [](auto &acc, int i) {
+                return Vec<float, 4>{acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3]};
+            };
+#pragma unroll
+            for (int i = 0; i < kOfRound; ++i) {
+                const int at = round * kOfRound + i;
+                to[place(hk::wave_id(), i)] = __builtin_bit_cast(Chunk, part(own.acc[0][at / kOfTile], at % kOfTile));
+            }
+            hk::block_barrier();
+#pragma unroll
+            for (int t = 0; t < S::kTiles; ++t) {
+#pragma unroll
+                for (int i = 0; i < kOfRound; ++i) {
+                    const int at = round * kOfRound + i;
+                    if (at / kOfTile != t % kOwnTiles) continue;
+                    const u32 first = wave_rows_ * S::kWavesV + t / kOwnTiles;
+                    Vec<float, 4> sum = 0.0f;
+                    if constexpr (S::kKeyShares == 1 && kColShares == 2) {
+                        sum = part(own.acc[0][t], at % kOfTile) +
+                              __builtin_bit_cast(Vec<float, 4>, to[place(hk::wave_id() ^ 1u, i)]);
+                    } else {
+                        sum = __builtin_bit_cast(Vec<float, 4>, to[place(first, i)]);
+#pragma unroll
+                        for (int c = 1; c < kColShares; ++c)
+                            sum += __builtin_bit_cast(Vec<float, 4>, to[place(first + c * S::kKeyShares, i)]);
+                    }
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) s.acc[0][t][at % kOfTile * 4 + e] = sum[e];
+                }
+            }
+        }
+        return s;
+    }
+
+    /// The tile in a stage.
+    HK_FN void attend(u32 tile, u32 stage) {
+        const Tile(&rows)[kParts] = lds_.rows[stage];
+        Scores s = exchanged(own_scores(stage), stage);
         mask(s, tile, stage);
         softmax_.update(s, o_, scale_);
         const auto probabilities = s.template as_operand<T, true>(0);
@@ -719,6 +801,7 @@ class Decode {
     HK_FN void run(u32 tile) {
         const attention::Params &p = p_.attention;
         wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
+        key_share_ = wave_cols_ % S::kKeyShares, col_share_ = wave_cols_ / S::kKeyShares;
         const u32 first_row = work_.first + wave_rows_ * kDim;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));

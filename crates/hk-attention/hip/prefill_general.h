@@ -264,7 +264,7 @@ class Prefill {
 #pragma unroll
             for (u32 r = 0; r < 4; ++r) {
                 v.part[i][r] = T(0);
-                const u64 row = unit.there ? rows.v[unit.quad * 4 + r] : 0;
+                const u64 row = unit.there ? rows.v(unit.quad * 4 + r) : 0;
                 if (row != 0 && unit.col < p.dv) {
                     const auto at = reinterpret_cast<GlobalPtr<const u8>>(row + u64(kv.v.column_offset(unit.col)));
                     v.part[i][r] =
@@ -279,10 +279,10 @@ class Prefill {
                             Vec<T, 4> (&v)[4]) const {
         const u32 dv = hk::reload_params(p_).dv;
         const u64 element = kv.element == kOwn ? sizeof(T) : 1;
-        const u64 first = rows.v[unit.quad * 4];
+        const u64 first = rows.v(unit.quad * 4);
         bool neighbours = (first | u64(kv.v.column)) % (4 * element) == 0;
 #pragma unroll
-        for (u32 r = 1; r < 4; ++r) neighbours = neighbours && rows.v[unit.quad * 4 + r] == first + r * element;
+        for (u32 r = 1; r < 4; ++r) neighbours = neighbours && rows.v(unit.quad * 4 + r) == first + r * element;
         if (!neighbours) return false;
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {

@@ -87,7 +87,15 @@ inline constexpr u64 kMissingRow = 1;
 /// Addresses of the rows of a tile of keys, for one key head; 0: no such key.
 template <int kKeys>
 struct RowTable {
-    u64 k[kKeys], v[kKeys];
+    u64 k[kKeys];
+
+  private:
+    // Eight words of 8 bytes behind 16 rows: reads of rows 0, 4, 16 and 20 by lanes that LDS serves together have other banks.
+    HK_FN static constexpr u32 at(u32 row) { return row + row / 16 * 8; }
+    u64 v_[kKeys + (kKeys - 1) / 16 * 8];
+
+  public:
+    HK_FN u64 v(u32 row) const { return v_[at(row)]; }
 
     /// Lanes of the first wave find a row each.
     HK_FN void fill(const Params &p, const Work &work, const KeyTile &tile, u32 head) {
@@ -112,7 +120,7 @@ struct RowTable {
                 batch = 0;
             }
             k[lane] = there ? kv.k.row(batch, head, token) : missing ? kMissingRow : 0;
-            v[lane] = there ? kv.v.row(batch, head, token) : 0;
+            v_[at(lane)] = there ? kv.v.row(batch, head, token) : 0;
         }
     }
 };

@@ -411,7 +411,7 @@ impl Memory {
         Self {
             out: gpu.poisoned(Place::rows([batch, heads, 512], 520)),
             lse: gpu.poisoned([batch, heads]),
-            partials: gpu.poisoned([40 * batch * heads * 514]),
+            partials: gpu.poisoned([133 * batch * heads * 514]),
         }
     }
 
@@ -475,15 +475,16 @@ fn slots_and_batches_do_not_matter() {
     }
 }
 
-/// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero: of a few splits, and of 32, as many as
-/// one launch merges. 33 take a second one.
+/// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero: of a few splits, and of 128, as many
+/// as one launch merges. 133 take a second one, as do 34 of `Auto`.
 #[test]
 fn one_launch_has_the_bits_of_two() {
     for (tile, heads, keys) in [
         (QueryTile::Short, 20, vec![700, 0, 129, 64]),
         (QueryTile::Tall, 70, vec![200, 1]),
         (QueryTile::Short, 3, vec![2048, 65]),
-        (QueryTile::Short, 2, vec![2049]),
+        (QueryTile::Short, 2, vec![8192, 65]),
+        (QueryTile::Short, 2, vec![8449]),
     ] {
         let batch = Batch::new(heads, &keys);
         let slots = shuffled(keys.iter().sum::<usize>(), 5);

@@ -70,6 +70,7 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
         ("mha_fused_bwd", backward::TITLE, backward::table),
         ("pa_decode", decode::TITLE, decode::table),
         ("mla_decode_rope", latent::TITLE, latent::table),
+        ("mla_decode_rope", merges::LATENT_TITLE, merges::latent_table),
         ("mha", busy::TITLE, busy::table),
         ("pa_decode", merges::TITLE, merges::table),
         ("pod_attn", pod::TITLE, pod::table),

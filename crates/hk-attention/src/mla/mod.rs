@@ -132,7 +132,11 @@ pub fn mla_workspace(info: &DeviceInfo, problem: &AttentionProblem, options: &Ml
 }
 
 /// Of `hip/mla.h`: a block fills a CU.
-const SPLITS: SplitSizes = SplitSizes { blocks_of_cu: 1, fewest: 256, multiple: 64, in_one_launch: 32 };
+const SPLITS: SplitSizes = SplitSizes { blocks_of_cu: 1, fewest: 256, multiple: 64, in_one_launch: 128 };
+
+/// Most splits that [`Splits::Auto`] merges in one launch: a split of 16 rows leaves 32 KiB, which one CU reads again, where the blocks of a second
+/// launch share them.
+const MOST_AUTO_IN_ONE_LAUNCH: usize = 32;
 
 /// Rows of a block, of so many `rows` in all.
 fn rows_of_block(options: &MlaOptions, rows: usize, sequences: usize) -> usize {
@@ -467,7 +471,10 @@ fn launch<'a>(
         .map_err(|_| Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into()))?;
     let room = plan.workspace.partials.as_ref().map_or(0, |w| w.numel())
         / rows.saturating_mul(floats_per_row(all.dv as usize));
-    let division = plan.splits.divide(&SPLITS, problem.stream.device().info(), tiles, keys, room);
+    let in_one_launch =
+        if plan.splits == Splits::Auto { MOST_AUTO_IN_ONE_LAUNCH } else { SPLITS.in_one_launch };
+    let sizes = SplitSizes { in_one_launch, ..SPLITS };
+    let division = plan.splits.divide(&sizes, problem.stream.device().info(), tiles, keys, room);
     let tickets = problem.divide_keys(&mut all, division, rows, plan.workspace)?;
     let tall = usize::from(of_block == 64);
     let kernel: KernelRef<Params> = Params::kernel(match rows_of(&all) {

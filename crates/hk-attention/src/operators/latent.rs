@@ -78,6 +78,9 @@ const C256: (&str, Scalar) = ("columns", Scalar::Count(256));
 const INTERLEAVED: (&str, Scalar) = ("style", Scalar::Choice("interleaved"));
 const SHORT: (&str, Scalar) = ("tile", Scalar::Choice("short"));
 const TALL: (&str, Scalar) = ("tile", Scalar::Choice("tall"));
+/// For samples of packed rows, whose `f32` factors are random bytes, up to 2^33: scores that are rounded by less than the exponents that
+/// overflow.
+const SMALL: (&str, Scalar) = ("scale", Scalar::Float(1e-3));
 const SPLITS_OF_64: (&str, Scalar) = ("keys_per_split", Scalar::Count(64));
 
 pub(super) const MLA_DECODE_ROPE: Operator = Operator {
@@ -208,10 +211,10 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
             ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" Bf16 [64, 126], "positions" I32 [2],
              "k_pe_out" Bf16 [2, 127]], []),
         pool_case!("rows of 656 bytes, splits of 64 keys, fp8 of gfx942", Bf16 2 16 576, "kv_pool" Fp8E4M3Fnuz 256 1 656,
-            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64, SMALL]),
         pool_case!("rows of 656 bytes, 40 heads, rotated, fp8 of gfx942", Bf16 2 40 576, "kv_pool" Fp8E4M3Fnuz 256 1 656,
             ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
-             "k_pe_out" Bf16 [2, 64]], []),
+             "k_pe_out" Bf16 [2, 64]], [SMALL]),
         pool_case!("bf16, 16 heads, splits of 64 keys, fp8 of gfx950", Bf16 2 16 576, "kv_pool" Fp8E4M3 256 1 576,
             ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
         pool_case!("bf16, 40 heads, softcap, rotated, fp8 of gfx950", Bf16 2 40 576, "kv_pool" Fp8E4M3 256 1 576,
@@ -234,10 +237,10 @@ pub(super) const MLA_DECODE_ROPE: Operator = Operator {
             ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" Bf16 [64, 126], "positions" I32 [2],
              "k_pe_out" Bf16 [2, 127]], []),
         pool_case!("rows of 656 bytes, splits of 64 keys, fp8 of gfx950", Bf16 2 16 576, "kv_pool" Fp8E4M3 256 1 656,
-            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64]),
+            ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [230], "lse" F32 [2, 16]], [SHORT, SPLITS_OF_64, SMALL]),
         pool_case!("rows of 656 bytes, 40 heads, rotated, fp8 of gfx950", Bf16 2 40 576, "kv_pool" Fp8E4M3 256 1 656,
             ["kv_indptr" I32 [3], "kv_indices" I32 [70], "cos_sin" F32 [64, 64], "positions" I32 [2],
-             "k_pe_out" Bf16 [2, 64]], []),
+             "k_pe_out" Bf16 [2, 64]], [SMALL]),
         case!("bf16, C = 256, R = 0, three queries", Bf16 6 2 256, "kv_pool" 256 1,
             ["kv_scale" F32 [1], "kv_indptr" I32 [3], "kv_indices" I32 [40], "cu_seqlens_q" I32 [3], "lse" F32 [6, 2]], [C256]),
         case!("bf16, three splits", Bf16 2 16 576, "kv_pool" 512 1,
@@ -284,9 +287,9 @@ pub(super) const UNIFIED_ATTN_SPARSE_MLA: Operator = Operator {
         pool_case!("bf16, C = 256, R = 0, fp8 of gfx950", Bf16 2 3 256, "kv_cache" Fp8E4M3 16 16 256,
             ["kv_scale" F32 [1], "topk_indices" I32 [2, 12], "lse" F32 [2, 3]], [C256]),
         pool_case!("rows of 656 bytes, slots that the cache lacks, fp8 of gfx942", Bf16 3 20 576, "kv_cache" Fp8E4M3Fnuz 4 60 656,
-            ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], []),
+            ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], [SMALL]),
         pool_case!("rows of 656 bytes, slots that the cache lacks, fp8 of gfx950", Bf16 3 20 576, "kv_cache" Fp8E4M3 4 60 656,
-            ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], []),
+            ["topk_indices" I32 [3, 70], "lse" F32 [3, 20]], [SMALL]),
         case!("f16, C = 256, 20 heads, two splits", F16 3 20 320, "kv_cache" 16 16,
             ["topk_indices" I32 [3, 200], "lse" F32 [3, 20]], [C256, ("nsplit", Scalar::Count(2))]),
         case!("bf16, R = 36, lists without entries", Bf16 2 4 548, "kv_cache" 4 64,
