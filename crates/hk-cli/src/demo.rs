@@ -21,6 +21,9 @@ pub struct DemoArgs {
     /// Only operators whose name contains this, and no layer.
     #[arg(long)]
     op: Option<String>,
+    /// Only layers whose title contains this, and no operator.
+    #[arg(long, value_name = "TITLE", conflicts_with = "op")]
+    layer: Option<String>,
     /// Every case of every operator, on every device. Default: the large layer on one device, and one case of each operator, on
     /// one device, as many as fit the time.
     #[arg(long)]
@@ -93,20 +96,28 @@ struct Worst {
 
 /// Runs the demo. Success means that every operator ran on every device and is within its tolerance.
 pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
-    let chosen = |o: &&&'static Operator| args.op.as_ref().is_none_or(|part| o.name.contains(part));
+    let chosen = |o: &&&'static Operator| {
+        args.layer.is_none() && args.op.as_ref().is_none_or(|part| o.name.contains(part))
+    };
     let operators: Vec<&'static Operator> = operators.iter().filter(chosen).copied().collect();
+    let titled = |layer: &&'static Layer| {
+        args.op.is_none() && args.layer.as_ref().is_none_or(|part| layer.title.contains(part))
+    };
+    let layers: Vec<&'static Layer> = LAYERS.iter().filter(titled).collect();
     let devices = match args.devices.as_slice() {
         // Distinct bytes are what a cache of any size cannot avoid.
         [] => Arch::AMD.map(|arch| format!("emu:{arch}?details=true")).into(),
         devices => devices.to_vec(),
     };
-    if operators.iter().all(|o| o.cases.is_empty()) {
-        let part = args.op.as_deref().unwrap_or("");
-        return Err(Failure::new(format!("no operator matches `{part}`")));
+    if layers.is_empty() && operators.iter().all(|o| o.cases.is_empty()) {
+        let (what, part) = match &args.layer {
+            Some(part) => ("layer", part.as_str()),
+            None => ("operator", args.op.as_deref().unwrap_or("")),
+        };
+        return Err(Failure::new(format!("no {what} matches `{part}`")));
     }
     // What a user names is run whole.
-    let whole = args.all || args.op.is_some();
-    let layers: &'static [Layer] = if args.op.is_none() { &LAYERS } else { &[] };
+    let whole = args.all || args.op.is_some() || args.layer.is_some();
     let Choice { runs, left_out } = if whole {
         let each = operators.iter().flat_map(|op| op.cases.iter().map(|case| (*op, case)));
         Choice {
@@ -118,7 +129,7 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
     };
     let most = if whole { devices.len() } else { 1 };
     let of_layer = |layer: &Layer| if whole || !layer.large { &devices[..] } else { &devices[..1] };
-    let of_layers = layers.iter().map(|layer| Job::Layer(layer, of_layer(layer)));
+    let of_layers = layers.iter().map(|&layer| Job::Layer(layer, of_layer(layer)));
     let jobs: Vec<Job> = of_layers.chain(runs.iter().map(|run| Job::Case(run, most))).collect();
     let (mut rows, mut of_cases) = (vec![], vec![]);
     // Cases of `--all` are as large as models have them.
@@ -136,10 +147,12 @@ pub fn run(args: &DemoArgs, operators: &[&'static Operator]) -> Result<()> {
         }
         Ok(())
     })?;
-    if !layers.is_empty() {
+    if !layers.is_empty() && !operators.is_empty() {
         out::print("Operators at the sizes of real models:\n")?;
     }
-    print(&of_cases)?;
+    if !operators.is_empty() {
+        print(&of_cases)?;
+    }
     rows.extend(of_cases);
     if !whole {
         let all: usize = operators.iter().map(|op| op.cases.len()).sum();

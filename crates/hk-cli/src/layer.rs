@@ -47,19 +47,16 @@ const LINEAR_VALUES: usize = 4;
 /// Channels of q, k and v.
 const CHANNELS: usize = (2 * LINEAR_KEYS + LINEAR_VALUES) * HEAD_DIM;
 
-/// Tokens of layers of experts.
-const ROUTED: usize = 16;
-
-/// The experts of rank 2, in order: the matrix of each of all experts, or -1.
-const fn of_rank<const ALL: usize>(local: usize) -> [i32; ALL] {
-    let mut map = [-1; ALL];
+/// The 32 experts of rank 2 of eight, in order: the matrix of each of all experts, or -1.
+const RANK: [i32; 256] = {
+    let mut map = [-1; 256];
     let mut i = 0;
-    while i < local {
-        map[2 * local + i] = i as i32;
+    while i < 32 {
+        map[2 * 32 + i] = i as i32;
         i += 1;
     }
     map
-}
+};
 
 /// Heads of q, k and v, one after the other.
 const QKV: usize = (HEADS + 2 * KV_HEADS) * HEAD_DIM;
@@ -73,6 +70,9 @@ enum From {
     /// The same, quantized to the fp8 that the device's GEMMs take, and a scale for each row.
     Quantized(&'static [usize]),
     Scales(&'static [usize]),
+    /// The same in mxfp4, and the scale of 32 columns of each row.
+    Mxfp4(&'static [usize]),
+    MxScales(&'static [usize]),
     /// Cosines or sines of the rotation of so many columns.
     Rotation(fn(f64) -> f64, usize),
     /// The same of heads, in bf16, of more positions.
@@ -213,7 +213,7 @@ pub struct Layer {
 }
 
 /// The layers of the demo.
-pub static LAYERS: [Layer; 5] = [
+pub static LAYERS: [Layer; 4] = [
     Layer {
         title: "A Llama-3 8B decoder layer, a prompt of 128 tokens, its GEMMs in bf16 and in fp8; the layer on a token of 8 \
                 sequences over a paged cache of 1024 each; sampling.",
@@ -231,15 +231,11 @@ pub static LAYERS: [Layer; 5] = [
         steps: LINEAR,
         large: false,
     },
+    // One after the other: each has gigabytes of weights.
     Layer {
-        title: "Experts of DeepSeek-V3 in fp8 by blocks, 8 of 256 for each of 16 tokens, on one of eight ranks: 32 experts and the \
-                shared one, a sixteenth of the width of each.",
-        steps: &[DEEPSEEK_EXPERTS],
-        large: false,
-    },
-    Layer {
-        title: "Experts of GPT-OSS 120B in mxfp4, 4 of 128 for each of 16 tokens, on one of 32 ranks.",
-        steps: &[GPT_OSS_EXPERTS],
+        title: "Experts of DeepSeek-V3 in fp8 by blocks, 8 of 256 for each of 8 tokens, on one of eight ranks: 32 experts and the \
+                shared one. Then those of GPT-OSS 120B in mxfp4, 4 of 128 for each of 4 tokens.",
+        steps: &[DEEPSEEK_EXPERTS, GPT_OSS_EXPERTS],
         large: false,
     },
 ];
@@ -500,21 +496,27 @@ const LINEAR: &[&[Step]] = &[
 
 /// Norm, logits, and the experts that they choose.
 macro_rules! experts {
-    ($hidden:expr, $experts:expr; $inputs:expr, $scalars:expr) => {
+    ($model:literal: [$tokens:expr, $hidden:expr], $experts:expr; $inputs:expr, $scalars:expr) => {
         &[
             Step {
-                label: "norm",
+                label: concat!($model, ": norm"),
                 operator: "rmsnorm",
                 inputs: &[
-                    ("x", From::Sample(Bf16, &[ROUTED, $hidden])),
+                    ("x", From::Sample(Bf16, &[$tokens, $hidden])),
                     ("weight", From::Sample(Bf16, &[$hidden])),
                 ],
                 scalars: &[("eps", Scalar::Float(1e-6))],
                 keep: &[("y", "routed")],
             },
-            gemm!("logits": From::Step("routed"), [$experts, $hidden] => "logits"),
             Step {
-                label: "experts",
+                label: concat!($model, ": logits"),
+                operator: "gemm_a16w16",
+                inputs: &[("a", From::Step("routed")), ("w", From::Weights(&[$experts, $hidden]))],
+                scalars: &[],
+                keep: &[("y", "logits")],
+            },
+            Step {
+                label: concat!($model, ": experts"),
                 operator: "fused_moe",
                 inputs: &$inputs,
                 scalars: &$scalars,
@@ -528,15 +530,14 @@ const DEEPSEEK_EXPERTS: &[Step] = {
     const H: usize = 7168;
     const E: usize = 256;
     const LOCAL: usize = 32;
-    const I: usize = 128;
-    const MAP: [i32; E] = of_rank(LOCAL);
+    const I: usize = 2048;
     experts!(
-        H, E;
+        "DeepSeek-V3": [8, H], E;
         [
             ("x", From::Step("routed")),
             ("logits", From::Step("logits")),
             ("bias", From::Sample(F32, &[E])),
-            ("expert_map", From::Integers(&MAP)),
+            ("expert_map", From::Integers(&RANK)),
             ("w1", From::Quantized(&[LOCAL, 2 * I, H])),
             ("w2", From::Quantized(&[LOCAL, H, I])),
             ("w1_scale", From::Scales(&[LOCAL, 2 * I / 128, H / 128])),
@@ -560,21 +561,18 @@ const DEEPSEEK_EXPERTS: &[Step] = {
 const GPT_OSS_EXPERTS: &[Step] = {
     const H: usize = 2880;
     const E: usize = 128;
-    const LOCAL: usize = 4;
     const I: usize = 2880;
-    const MAP: [i32; E] = of_rank(LOCAL);
     experts!(
-        H, E;
+        "GPT-OSS": [4, H], E;
         [
             ("x", From::Step("routed")),
             ("logits", From::Step("logits")),
-            ("expert_map", From::Integers(&MAP)),
-            ("w1", From::Sample(Fp4x2, &[LOCAL, 2 * I, H / 2])),
-            ("w2", From::Sample(Fp4x2, &[LOCAL, H, I / 2])),
-            ("w1_scale", From::Sample(E8M0, &[LOCAL, 2 * I, H / 32])),
-            ("w2_scale", From::Sample(E8M0, &[LOCAL, H, I / 32])),
-            ("w1_bias", From::Sample(F32, &[LOCAL, 2 * I])),
-            ("w2_bias", From::Sample(F32, &[LOCAL, H])),
+            ("w1", From::Mxfp4(&[E, 2 * I, H / 2])),
+            ("w2", From::Mxfp4(&[E, H, I / 2])),
+            ("w1_scale", From::MxScales(&[E, 2 * I, H / 32])),
+            ("w2_scale", From::MxScales(&[E, H, I / 32])),
+            ("w1_bias", From::Sample(F32, &[E, 2 * I])),
+            ("w2_bias", From::Sample(F32, &[E, H])),
         ],
         [
             ("k", Scalar::Count(4)),
@@ -629,8 +627,13 @@ fn call(step: &Step, number: u64, kept: &HashMap<&str, HostTensor>, device: &str
                 let missing = || Failure::new(format!("{}: no argument `{name}`", step.operator));
                 HostTensor::sample(TensorSpec::new(*dtype, *shape), sample.ok_or_else(missing)?, seed)?
             }
-            From::Weights(shape) => repeated(TensorSpec::new(Bf16, *shape), 1.0 / 64.0, seed)?,
-            From::Quantized(shape) => repeated(TensorSpec::new(fp8, *shape), 32.0, seed)?,
+            From::Weights(shape) => repeated(TensorSpec::new(Bf16, *shape), normal(1.0 / 64.0), seed)?,
+            From::Quantized(shape) => repeated(TensorSpec::new(fp8, *shape), normal(32.0), seed)?,
+            From::Mxfp4(shape) => repeated(TensorSpec::new(Fp4x2, *shape), normal(2.0), seed)?,
+            From::MxScales(shape) => {
+                let sample = Sample::Uniform { low: 0.004, high: 0.03 };
+                repeated(TensorSpec::new(E8M0, *shape), sample, seed)?
+            }
             From::Scales(shape) => {
                 let sample = Sample::Uniform { low: 0.3e-3, high: 0.6e-3 };
                 HostTensor::sample(TensorSpec::new(F32, *shape), sample, seed)?
@@ -692,11 +695,14 @@ fn rotation(f: fn(f64) -> f64, columns: usize, positions: usize) -> impl Iterato
     (0..positions * pairs).map(move |i| f((i / pairs) as f64 * of_pair(i % pairs)))
 }
 
-/// Normal values, the same ones again after a prime number of them: some hundreds of millions take long to make, and no two rows
+const fn normal(deviation: f32) -> Sample {
+    Sample::Normal { mean: 0.0, deviation }
+}
+
+/// Values of a sample, the same ones again after a prime number of them: some hundreds of millions take long to make, and no two rows
 /// or columns of a matrix are alike.
-fn repeated(spec: TensorSpec, deviation: f32, seed: u64) -> Result<HostTensor> {
+fn repeated(spec: TensorSpec, sample: Sample, seed: u64) -> Result<HostTensor> {
     const PERIOD: usize = 1_048_583;
-    let sample = Sample::Normal { mean: 0.0, deviation };
     let some = HostTensor::sample(TensorSpec::new(spec.dtype, [PERIOD]), sample, seed)?;
     let n = spec.bytes()?;
     let mut bytes = Vec::with_capacity(n);

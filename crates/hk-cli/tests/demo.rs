@@ -45,6 +45,9 @@ fn what_cannot_run_fails_and_says_why() {
     let output = hk(&["demo", "--op", "nonesuch"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no operator matches `nonesuch`"));
+    let output = hk(&["demo", "--layer", "nonesuch"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no layer matches `nonesuch`"));
     assert_eq!(hk(&["demo", "--frobnicate"]).status.code(), Some(2));
 }
 

@@ -27,6 +27,7 @@ jax.config.update("jax_enable_x64", True)
 
 harness.NUMPY.setdefault("F8_E8M0", np.dtype(np.uint8))  # the exponent plus 127
 harness.SAFETENSORS.setdefault(np.dtype(ml_dtypes.float8_e8m0fnu), "F8_E8M0")
+harness.SAFETENSORS.setdefault(np.dtype(ml_dtypes.float4_e2m1fn), "F4")
 
 bf16 = ml_dtypes.bfloat16
 FLOATS = [bf16, np.float16, np.float32]
@@ -1822,13 +1823,27 @@ def scale(d, *shape):
     return (0.001 + 0.02 * d.rng.random(shape)).astype(np.float32)
 
 
-def mxfp4(d, *shape):
+def pairs(x, axis=-1):
+    """Neighbours of an axis in a byte, the even one low."""
+    return x.take(range(0, x.shape[axis], 2), axis) | x.take(range(1, x.shape[axis], 2), axis) << 4
+
+
+def single(x):
+    """Packed fp4 as single values."""
+    return np.stack([x & 15, x >> 4], axis=-1).reshape(*x.shape[:-1], -1).view(ml_dtypes.float4_e2m1fn)
+
+
+def exponents(d, *shape, high=136):
+    """e8m0 scales of 32 columns of each row."""
+    *lead, k = shape
+    return d.integers(118, high, (*lead, k // 32), np.uint8).view(ml_dtypes.float8_e8m0fnu)
+
+
+def mxfp4(d, *shape, high=136):
     """Packed quantized values, scales, and what they stand for."""
-    *lead, rows, k = shape
-    quantized = d.integers(0, 16, shape, np.uint8)
-    exponents = d.integers(118, 136, (*lead, rows, k // 32), np.uint8).view(ml_dtypes.float8_e8m0fnu)
-    value = quantized.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * np.repeat(f64(exponents), 32, axis=-1)
-    return quantized[..., ::2] | quantized[..., 1::2] << 4, exponents, jnp.asarray(value)
+    quantized, scales = d.integers(0, 16, shape, np.uint8), exponents(d, *shape, high=high)
+    value = quantized.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * np.repeat(f64(scales), 32, axis=-1)
+    return pairs(quantized), scales, jnp.asarray(value)
 
 
 @case
@@ -1946,8 +1961,8 @@ def batched_gemm_afp4wfp4(d):
 def mxfp8(d, rows, k):
     """Quantized values, scales, and what they stand for."""
     quantized = d.normal((rows, k), np.float32, 30).astype(fp8(d))
-    exponents = d.integers(118, 136, (rows, k // 32), np.uint8).view(ml_dtypes.float8_e8m0fnu)
-    return quantized, exponents, f64(quantized) * jnp.repeat(f64(exponents), 32, axis=-1)
+    scales = exponents(d, rows, k)
+    return quantized, scales, f64(quantized) * jnp.repeat(f64(scales), 32, axis=-1)
 
 
 @case
@@ -2124,14 +2139,37 @@ def expert_sizes(d, unit):
     return d.size(70), d.size(4), d.size(6), d.size(100), unit * d.size(20)
 
 
+GROUP = 32
+
+
+def grouped_weights(d, bits, shape, t):
+    """(q - zero) scale of groups of columns, rounded to the type of the activations."""
+    e, n, k = shape
+    q, s = d.integers(0, 2**bits, shape, np.uint8), scale(d, e, n, k // GROUP)
+    given = n % 2 == 0 and d.pick(0, 1)
+    zero = d.integers(0, 2**bits, s.shape, np.uint8) if given else np.full(s.shape, 2 ** (bits - 1), np.uint8)
+    wide = [np.repeat(x.astype(np.float32), GROUP, axis=-1) for x in (zero, s)]
+    value = ((q.astype(np.float32) - wide[0]) * wide[1]).astype(t)
+    inputs = {"": pairs(q) if bits == 4 else q, "_scale": s}
+    return inputs | ({"_zero": pairs(zero, 1) if bits == 4 else zero} if given else {}), f64(value)
+
+
 def of_kind(d, kind, shape):
     """An operand `[.., rows, k]`: inputs by suffix, and what they stand for."""
     if kind == "half":
         x = d.normal(shape, bf16)
         return {"": x}, f64(x)
     if kind == "mxfp4":
-        packed, exponents, value = mxfp4(d, *shape)
-        return {"": packed, "_mx": exponents}, value
+        packed, scales, value = mxfp4(d, *shape)
+        return {"": packed, "_mx": scales}, value
+    if kind == "mxfp8":
+        x, scales = d.normal(shape, np.float32, 30).astype(fp8(d)), exponents(d, *shape)
+        return {"": x, "_mx": scales}, f64(x) * jnp.repeat(f64(scales), 32, axis=-1)
+    if kind == "int8":
+        x, s = d.integers(-127, 128, shape, np.int8), scale(d, *shape[:-1])
+        return {"": x, "_scale": s}, f64(x) * f64(s)[..., None]
+    if kind in ("int8 groups", "int4 groups"):
+        return grouped_weights(d, 4 if kind == "int4 groups" else 8, shape, bf16)
     if kind == "blocks":
         x = d.normal(shape, np.float32, 30).astype(fp8(d))
         rows = 128 if len(shape) == 3 else 1
@@ -2147,10 +2185,11 @@ def silu_pairs(gate, value, sizes):
     return jax.nn.silu(gate) * value, 1.13 * of_gate * (jnp.abs(value) + 1) + jnp.abs(gate) * of_value
 
 
-def sorted_experts(d, kind, finish, unit=16):
+def sorted_experts(d, kind, finish, unit=16, of_a=None):
+    """`kind`: of w, and of a unless it has one of its own."""
     (tokens, choices, e, n, k), block = expert_sizes(d, unit), d.pick(16, 64, 128)
     rows = 2 * n if finish == "silu" else n
-    (a, x), (w, v) = of_kind(d, kind, (tokens, k)), of_kind(d, kind, (e, rows, k))
+    (a, x), (w, v) = of_kind(d, of_a or kind, (tokens, k)), of_kind(d, kind, (e, rows, k))
     ids = d.integers(-1, e + 1, (tokens, choices))
     weights = d.normal((tokens, choices), np.float32)
     inputs = {"a" + name: t for name, t in a.items()} | {"w" + name: t for name, t in w.items()}
@@ -2163,13 +2202,14 @@ def sorted_experts(d, kind, finish, unit=16):
         sums, size = silu_pairs(sums[:, :n], sums[:, n:], (size[:, :n], size[:, n:]))
     elif finish == "gelu":
         sums, size = jax.nn.gelu(sums, approximate=True), 1.13 * size
-    return inputs, {"block_size": block, "y_dtype": "f32"}, {"y": near(sums, size, Y_TYPES["f32"])}, []
+    parameters = {"block_size": block, "y_dtype": "f32"} | ({"group_k": GROUP} if "groups" in kind else {})
+    return inputs, parameters, {"y": near(sums, size, Y_TYPES["f32"])}, []
 
 
-def routed_experts(d, kind, unit=16):
+def routed_experts(d, kind, unit=16, of_a=None):
     (tokens, _, e, n, k), block = expert_sizes(d, unit), d.pick(16, 64, 128)
     choices = d.size(min(e, 4))
-    (a, x), (w, v) = of_kind(d, kind, (tokens, k)), of_kind(d, kind, (e, 2 * n, k))
+    (a, x), (w, v) = of_kind(d, of_a or kind, (tokens, k)), of_kind(d, kind, (e, 2 * n, k))
     logits, bias = d.normal((tokens, e), np.float32, 2), d.normal((e, 2 * n), np.float32)
     # Experts of a token in ascending order, then all gates by expert.
     ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :choices], axis=-1)
@@ -2184,28 +2224,28 @@ def routed_experts(d, kind, unit=16):
     return inputs, parameters, {"y": near(y * of_row, size * of_row, Y_TYPES["f32"])}, []
 
 
-CASES["moe_op"] = lambda d: sorted_experts(d, d.pick("half", "rows", "blocks"), "none")
-CASES["moe_op_gelu"] = lambda d: sorted_experts(d, d.pick("half", "rows"), "gelu")
-CASES["moe_op_silu_fused"] = lambda d: sorted_experts(d, d.pick("half", "rows", "blocks"), "silu")
-CASES["moe_op_mxfp4"] = lambda d: sorted_experts(d, "mxfp4", "none", 32)
-CASES["moe_op_mxfp4_silu_fused"] = lambda d: sorted_experts(d, "mxfp4", "silu", 32)
-CASES["moe_op_gemm_a8w8"] = lambda d: routed_experts(d, "rows")
+def plain_experts(d, finish):
+    """Operands of one kind, or 16-bit floats by weights that are narrower."""
+    narrow = ["int8", "int8 groups", "int4 groups"]
+    kind = d.pick("half", "rows", *([] if finish == "gelu" else ["blocks"]), *narrow)
+    return sorted_experts(d, kind, finish, *((32, "half") if kind in narrow else ()))
+
+
+def by_mxfp4(d, finish):
+    return sorted_experts(d, "mxfp4", finish, 32, d.pick("half", "rows", "mxfp8", "mxfp4"))
+
+
+CASES["moe_op"] = lambda d: plain_experts(d, "none")
+CASES["moe_op_gelu"] = lambda d: plain_experts(d, "gelu")
+CASES["moe_op_silu_fused"] = lambda d: plain_experts(d, "silu")
+CASES["moe_op_mxfp4"] = lambda d: by_mxfp4(d, "none")
+CASES["moe_op_mxfp4_silu_fused"] = lambda d: by_mxfp4(d, "silu")
+CASES["moe_op_gemm_a8w8"] = lambda d: routed_experts(d, *d.pick(("rows",), ("mxfp8", 32)))
 CASES["moe_op_gemm_a8w8_blockscale"] = lambda d: routed_experts(d, "blocks")
 CASES["moe_op_gemm_a4w4"] = lambda d: routed_experts(d, "mxfp4", 32)
 
 
-@case
-def moe_op_gemm_a8w4(d):
-    (tokens, _, e, n, k), choices = expert_sizes(d, 32), 1
-    a, a_scale = d.normal((tokens, k), np.float32, 30).astype(fp8(d)), scale(d, tokens)
-    w, w_mx, v = mxfp4(d, e, n, k)
-    logits = d.normal((tokens, e), np.float32, 2)
-    ids = np.argmax(logits, axis=-1)
-    order = np.argsort(ids, kind="stable")
-    sums, size = experts(d, f64(a) * f64(a_scale)[:, None], v, ids[order], order, "f32")
-    inputs = {"a": a, "w": w, "a_scale": a_scale, "w_mx": w_mx, "logits": logits}
-    parameters = {"k": choices, "weighted": "false", "y_dtype": "f32"}
-    return inputs, parameters, {"y": near(sums, size, Y_TYPES["f32"])}, []
+CASES["moe_op_gemm_a8w4"] = lambda d: routed_experts(d, "mxfp4", 32, d.pick("rows", "mxfp8"))
 
 
 def layer(d, x, w1, w2, ids, weights, t):
@@ -2222,8 +2262,8 @@ def layer(d, x, w1, w2, ids, weights, t):
     return y * f64(weights).reshape(-1, 1), off * jnp.abs(f64(weights)).reshape(-1, 1), steps
 
 
-def layer_inputs(d):
-    (tokens, choices, e, _, k), inner, t = expert_sizes(d, 8), 8 * d.size(12), d.pick(bf16, np.float16)
+def layer_inputs(d, unit=8):
+    (tokens, choices, e, _, k), inner, t = expert_sizes(d, unit), unit * d.size(12), d.pick(bf16, np.float16)
     x, w1, w2 = d.normal((tokens, k), t), d.normal((e, 2 * inner, k), t, 0.2), d.normal((e, k, inner), t, 0.2)
     ids, weights = d.integers(-1, e + 1, (tokens, choices)), d.rng.random((tokens, choices)).astype(np.float32)
     return x, w1, w2, ids, weights, t
@@ -2239,13 +2279,26 @@ def moe_op_e2e(d):
 
 @case
 def fused_moe(d):
-    x, w1, w2, ids, weights, t = layer_inputs(d)
-    y, off, steps = layer(d, x, w1, w2, ids, weights, t)
+    """Activations are not quantized: a value on a tie of two quantized ones would change a sum."""
+    kind = d.pick("half", "mxfp4", "int8 groups", "int4 groups")
+    x, w1, w2, ids, weights, t = layer_inputs(d, 8 if kind == "half" else 32)
+    values, inputs, parameters = [w1, w2], {"w1": w1, "w2": w2}, {}
+    if kind == "mxfp4":
+        packed = [mxfp4(d, *w.shape, high=124) for w in values]
+        # U8 would be groups of int8.
+        inputs = {f"w{i + 1}": single(w[0]) for i, w in enumerate(packed)}
+        inputs |= {f"w{i + 1}_scale": w[1] for i, w in enumerate(packed)}
+        values, parameters = [w[2] for w in packed], {"activations": "half"}
+    elif kind != "half":
+        packed = [grouped_weights(d, 4 if "4" in kind else 8, w.shape, t) for w in values]
+        inputs = {f"w{i + 1}{name}": x for i, (w, _) in enumerate(packed) for name, x in w.items()}
+        values = [value for _, value in packed]
+    y, off, steps = layer(d, x, *values, ids, weights, t)
     residual = d.normal(x.shape, t)
     of_token = lambda v: v.reshape(*ids.shape, -1).sum(axis=1)
     error = np.asarray(of_token(off + jnp.abs(y) * steps)) + 1e-6
-    inputs = {"x": x, "w1": w1, "w2": w2, "topk_ids": ids, "topk_weights": weights, "residual": residual}
-    return inputs, {}, {"y": (of_token(y) + f64(residual), (2 * steps, error))}, []
+    inputs |= {"x": x, "topk_ids": ids, "topk_weights": weights, "residual": residual}
+    return inputs, parameters, {"y": (of_token(y) + f64(residual), (2 * steps, error))}, []
 
 
 @case
@@ -2317,8 +2370,7 @@ def run(hk, device, name, inputs, parameters, wanted):
 def values(tensor, like):
     """A tensor in f64; packed fp4 becomes single values."""
     if tensor.dtype == np.uint8 and tensor.size * 2 == np.size(like):
-        both = np.stack([tensor & 15, tensor >> 4], axis=-1).reshape(np.shape(like))
-        return both.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        return single(tensor).reshape(np.shape(like)).astype(np.float64)
     return tensor.astype(np.float64)
 
 

@@ -46,6 +46,9 @@ def write_safetensors(path, tensors):
     header, blobs, at = {}, [], 0
     for name, t in tensors.items():
         blob = np.ascontiguousarray(t).tobytes()
+        if SAFETENSORS[t.dtype] == "F4":
+            nibbles = np.frombuffer(blob, np.uint8)
+            blob = (nibbles[::2] | nibbles[1::2] << 4).tobytes()
         header[name] = {"dtype": SAFETENSORS[t.dtype], "shape": t.shape, "data_offsets": [at, at + len(blob)]}
         blobs.append(blob)
         at += len(blob)

@@ -435,7 +435,16 @@ HK_FN void expert_decode_gemm(const Params &args, MakeOperands make_operands) {
                 p, coord, end, [&](u32 row) { return tile.source(p.rows, row); },
                 [&](u32 row) { return w_row<kN>(p.out, first_n, row); });
             const gemm::KSteps<kWaves * kStepBytes> steps{hk::wave_id() * kStepBytes, end};
-            for (gemm::DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, acc);
+            if (steps.next().valid()) {
+                for (gemm::DecodeStages stages(operands, steps); stages.at.valid();) stages.multiply(operands, acc);
+            } else if (steps.valid()) {
+                // A wave's only step: the loop would load three more past the end, and multiply one of them.
+                const auto stage = operands.load(*steps);
+                if constexpr (requires { operands.multiply(acc, stage, *steps); })
+                    operands.multiply(acc, stage, *steps);
+                else
+                    operands.multiply(acc, stage);
+            }
             if constexpr (requires { Operands::kAccUnit; }) gemm::scale_acc(acc, Operands::kAccUnit);
         }
 

@@ -1,11 +1,11 @@
 //! The expert GEMMs: what the registry's cases do not show. Lists of any origin, masked rows, bits, refusals.
 
 use crate::common::Numbers;
-use hk_core::bf16;
+use hk_core::{Profile, bf16};
 use hk_moe::reference::{self, EXPERT_TERMS, ExpertProblem};
 use hk_moe::{
     ExpertInputs, ExpertTile, MaskedRows, SortedRows, TileLists, moe_align_block_size, moe_align_len,
-    moe_align_workspace, moe_op, moe_op_masked, moe_op_silu_fused,
+    moe_align_workspace, moe_op, moe_op_e2e, moe_op_masked, moe_op_silu_fused,
 };
 use hk_testkit::{
     self as kit, Gpu, HostTensorF64, Refusals, Tensor, Tolerance, kind, proptest::prelude::*, widen,
@@ -319,5 +319,31 @@ fn blocks_that_take_many_tiles_change_no_bit() {
         );
         let small = Gpu::open(&format!("emu:{arch}?cus=1&sanitize=all&details=true"));
         assert!(run(&small) == [want.clone(), want], "{arch}");
+    }
+}
+
+/// Both GEMMs of a layer leave `h` and `y` in memory, and no partial sums.
+#[test]
+fn both_gemms_of_a_layer_write_nothing_else() {
+    let (tokens, k, experts, inner, cols) = (20, 2, 4, 64, 256);
+    let (gates, all) = (tokens * k, (0..40).map(|g| g % experts as i32).collect::<Vec<_>>());
+    let (x, w1, w2) =
+        (values(tokens * cols, 4), values(experts * 2 * inner * cols, 5), values(experts * cols * inner, 6));
+    for gpu in ["emu:gfx942?details=true", "emu:gfx950?details=true"].map(Gpu::open) {
+        let w1 = gpu.upload(&w1, [experts, 2 * inner, cols]);
+        let (x, w2) = (gpu.upload(&x, [tokens, cols]), gpu.upload(&w2, [experts, cols, inner]));
+        for block in [16, 64, 128] {
+            let lists = Lists::new(&gpu, &all, [tokens, k, experts], block, None);
+            let mut h = gpu.poisoned::<bf16>([gates, inner]);
+            let mut y = gpu.poisoned::<f32>([gates, cols]);
+            let w = [w1.view().into(), w2.view().into()];
+            gpu.stream().take_profiles().unwrap();
+            moe_op_e2e(gpu.stream(), x.view(), w, None, lists.view(), h.view_mut(), y.view_mut()).unwrap();
+            let profiles = gpu.stream().take_profiles().unwrap();
+            let launches: u64 = profiles.iter().map(|profile| profile.launches).sum();
+            let details = |profile: &Profile| profile.counters.details.unwrap_or_default();
+            let written: u64 = profiles.iter().map(|p| details(p).distinct_written_bytes).sum();
+            assert_eq!((launches, written), (2, (gates * (2 * inner + 4 * cols)) as u64), "rows of {block}");
+        }
     }
 }

@@ -17,7 +17,7 @@ pub use bench::{BenchSizes, PUBLISHED_ROWS};
 pub use call::{Call, CallSpec, HostCall};
 pub use device_call::{DeviceCall, Inputs, Outputs};
 pub use operator::{ArgSpec, Case, Choice, Choices, Operator, Role, Scalar, ScalarSpec};
-pub use reference::{axpy, dot, philox, ranked};
+pub use reference::{axpy, dot, philox, ranked, scale_groups};
 pub use samples::Sample;
 pub use tensor::{Described, DynTensor, HostTensor, HostTensorF64, POISON, TensorSpec};
 pub use tolerance::Tolerance;

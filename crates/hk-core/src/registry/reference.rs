@@ -29,6 +29,13 @@ pub fn axpy(x: f64, row: &[f64], sums: &mut [f64], magnitudes: &mut [f64]) {
     }
 }
 
+/// `values[i] *= scales[i / group]`.
+pub fn scale_groups(values: &mut [f64], group: usize, scales: &[f64]) {
+    for (values, scale) in values.chunks_mut(group.max(1)).zip(scales) {
+        values.iter_mut().for_each(|v| *v *= scale);
+    }
+}
+
 /// The columns of a row by their elements: the largest first, or the smallest if not `largest`; equal elements by column.
 ///
 /// Zeros of both signs are equal, NaNs too: above infinity if `largest`, else last.

@@ -1,6 +1,7 @@
 //! `fused_moe`, `moe_op_e2e`.
 
 use super::experts::{case, gate};
+use super::mlp::{Gate, Mlp, Sums, Weights, quantized};
 use super::topk::choice_options;
 use super::{I32, experts, topk};
 use crate::reference::{self, EXPERT_TERMS, ExpertProblem};
@@ -9,13 +10,13 @@ use crate::{
     FusedWeight, GateOrder, GemmWeight, GroupScales, MxActivations, MxScaleView, SharedExperts, fused_moe,
     fused_moe_workspace, kernels,
 };
-use hk_core::quant::{BlockRule, BlockScale, Quantized, group_scale, linear_scale};
 use hk_core::registry::{
     ArgSpec, BenchSizes, Call, CallSpec, Case, Described, DeviceCall, HostCall, HostTensorF64, Inputs, Named,
     Operator, Sample, Scalar, ScalarSpec, TensorSpec, Tolerance, Traffic,
 };
-use hk_core::{DType, Error, Float, Fp4Rounding, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
+use hk_core::{DType, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Result, Stream, bf16, f16};
 use hk_gemm::Half;
+use std::collections::HashSet;
 
 const OP: &str = "fused_moe";
 const HALVES: &[DType] = &[DType::Bf16, DType::F16];
@@ -197,12 +198,12 @@ pub(crate) const FUSED_MOE: Operator = Operator {
     outputs,
     run,
     reference: reference_fused,
-    traffic: Traffic::once,
+    traffic,
 };
 
 /// What a call's activations become.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+pub(super) enum Kind {
     Half,
     /// Weights in groups, of 32 columns or more.
     Groups,
@@ -508,98 +509,53 @@ fn run_as<T: Half, W: FusedWeight<T>, Y: Float>(stream: &Stream, call: &mut Devi
     fused_moe(stream, all, outputs.take("y")?, workspace)
 }
 
-/// Values that a quantization of rows of `cols` gives.
-fn quantized(kind: Kind, w: DType, x: &[f64], cols: usize) -> Vec<f64> {
-    fn linear<C: Quantized>(x: &[f64], columns: usize, cols: usize, rows: bool) -> Vec<f64> {
-        let group = |group: &[f64]| {
-            let amax = hk_quant::reference::finite_max(group) as f32;
-            let scale = if rows { linear_scale(amax, C::FORMAT) } else { group_scale(amax, C::FORMAT) };
-            let code =
-                move |&x: &f64| f64::from(C::from_f32(x as f32 * (1.0 / scale)).to_f32()) * f64::from(scale);
-            group.iter().map(code).collect::<Vec<_>>()
-        };
-        x.chunks_exact(cols).flat_map(|row| row.chunks(columns)).flat_map(group).collect()
-    }
-    let of = |columns: usize, rows: bool| match w {
-        DType::I8 => linear::<i8>(x, columns, cols, rows),
-        DType::Fp8E4M3Fnuz => linear::<Fp8E4M3Fnuz>(x, columns, cols, rows),
-        _ => linear::<Fp8E4M3>(x, columns, cols, rows),
+/// The experts that a call's tokens choose, and their weights.
+fn choices(call: &HostCall, experts: usize, k: usize) -> Result<(Vec<i32>, Vec<f64>)> {
+    let optional = |name| call.optional(name).map(|t| t.to_f64());
+    let Some(logits) = optional("logits") else {
+        let ids = call.get("topk_ids")?.elements::<i32>()?;
+        return Ok((ids, optional("topk_weights").unwrap_or_default()));
     };
-    match kind {
-        Kind::Half | Kind::Groups | Kind::MxHalf => x.to_vec(),
-        Kind::Rows => of(cols, true),
-        Kind::Blocks => of(128, false),
-        Kind::MxFp8 => of(cols, true),
-        Kind::MxFp4 => {
-            let encode = hk_quant::reference::fp4(Fp4Rounding::NearestEven);
-            let out = hk_quant::reference::mx_quant(x, cols, BlockRule::fp4(BlockScale::Even, 0), encode);
-            let blocks = cols.div_ceil(32);
-            out.q.iter().enumerate().map(|(i, q)| q * out.scale[i / cols * blocks + i % cols / 32]).collect()
-        }
-    }
+    let bias = optional("bias");
+    let chosen = reference::moe_topk(&logits, experts, bias.as_deref(), k, &choice_options(call)?, 0.0);
+    Ok((chosen.ids, chosen.weights))
 }
 
-/// A value's distance to the next of its type, at most.
-fn step(kind: Kind, w: DType, x: f64, largest: f64) -> f64 {
-    match kind {
-        Kind::Half | Kind::Groups | Kind::MxHalf => 0.0,
-        Kind::Rows | Kind::Blocks if w == DType::I8 => largest / 127.0,
-        Kind::MxFp4 => x.abs() / 2.0 + largest / 4.0,
-        _ => x.abs() / 8.0 + largest / 240.0 / 64.0,
-    }
+/// The gates of a call, in their order: those of experts of other ranks, and of ids outside the experts, have none.
+fn gates(call: &HostCall, sizes: &Sizes) -> Result<Vec<Option<Gate>>> {
+    let FusedMoeProblem { experts, k, .. } = sizes.problem;
+    let (ids, weights) = choices(call, experts, k)?;
+    let map = call.optional("expert_map").map(|map| map.elements::<i32>()).transpose()?;
+    let matrix = |id: i32| {
+        let id = usize::try_from(id).ok().filter(|&id| id < experts)?;
+        let matrix = map.as_ref().map_or(id as i32, |map| map[id]);
+        usize::try_from(matrix).ok().filter(|&m| m < sizes.local)
+    };
+    let gate = |(at, (&id, &weight)): (usize, (&i32, &f64))| {
+        Some(Gate { token: at / k, expert: matrix(id)?, weight })
+    };
+    Ok(ids.iter().zip(&weights).enumerate().map(gate).collect())
 }
 
-/// Weights `[local, n, k]` as what they stand for.
-fn weights(call: &HostCall, [name, scale, zero]: [&'static str; 3], [n, k]: [usize; 2]) -> Result<Vec<f64>> {
-    let w = call.get(name)?;
-    let bytes = w.to_f64();
-    let Some(tensor) = call.optional(scale) else { return Ok(bytes) };
-    let scales = tensor.to_f64();
-    if w.dtype() == DType::U8 {
-        let int4 = w.shape()[2] * 2 == k;
-        let half = |byte: f64, high: bool| if high { (byte / 16.0).floor() } else { byte % 16.0 };
-        let groups = tensor.shape()[2];
-        let zeros = call.optional(zero).map(|zero| zero.to_f64());
-        let rounded = |x: f32| match call.get("x").map(|x| x.dtype()) {
-            Ok(DType::F16) => <f16 as Float>::from_f32(x).to_f64(),
-            _ => <bf16 as Float>::from_f32(x).to_f64(),
-        };
-        let values = (0..bytes.len() * if int4 { 2 } else { 1 }).map(|i| {
-            let (row, group) = (i / k, i % k / (k / groups));
-            let q = if int4 { half(bytes[i / 2], i % 2 == 1) } else { bytes[i] };
-            let zero = match &zeros {
-                None => {
-                    if int4 {
-                        8.0
-                    } else {
-                        128.0
-                    }
-                }
-                Some(zeros) if int4 => half(zeros[row / 2 * groups + group], row % 2 == 1),
-                Some(zeros) => zeros[row * groups + group],
-            };
-            rounded((q - zero) as f32 * scales[row * groups + group] as f32)
-        });
-        return Ok(values.collect());
+/// Weights, scales and biases of experts that no token chooses are not read.
+fn traffic(call: &HostCall) -> Traffic {
+    let mut traffic = Traffic::once(call);
+    let Ok(sizes) = sizes(call) else { return traffic };
+    let Ok(gates) = gates(call, &sizes) else { return traffic };
+    let chosen: HashSet<usize> = gates.iter().flatten().map(|gate| gate.expert).collect();
+    let idle = sizes.local - chosen.len();
+    let of_experts =
+        ["w1", "w2", "w1_scale", "w2_scale", "w1_zero", "w2_zero", "w1_bias", "w2_bias"].into_iter();
+    let of_experts = of_experts.filter_map(|name| call.optional(name));
+    for tensor in of_experts.filter(|tensor| tensor.shape()[0] == sizes.local) {
+        traffic.read -= (tensor.bytes().len() / sizes.local * idle) as u64;
     }
-    let w = bytes;
-    let shape = tensor.shape().to_vec();
-    let at = |i: usize| {
-        let (e, row, col) = (i / (n * k), i / k % n, i % k);
-        match shape[..] {
-            [_, rows, groups] if tensor.dtype() == DType::E8M0 => (e * rows + row) * groups + col / 32,
-            [_, rows, groups] => (e * rows + row / 128) * groups + col / 128,
-            [_, _] => e * n + row,
-            [1] => 0,
-            _ => e,
-        }
-    };
-    Ok(w.into_iter().enumerate().map(|(i, v)| v * scales[at(i)]).collect())
+    traffic
 }
 
 fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
-    let Sizes { problem, local, kind, .. } = sizes(call)?;
-    let FusedMoeProblem { tokens, k, experts, hidden, inner, shared } = problem;
+    let sizes = sizes(call)?;
+    let FusedMoeProblem { tokens, k, hidden, inner, shared, .. } = sizes.problem;
     let dtype = call.get("x")?.dtype();
     let of_w = match call.get("w1")?.dtype() {
         // The emulated targets have both encodings; the choice is the device's, and the wider step bounds either.
@@ -607,144 +563,43 @@ fn reference_fused(call: &HostCall) -> Result<Named<HostTensorF64>> {
         w => w,
     };
     let optional = |name| call.optional(name).map(|t| t.to_f64());
-    let (ids, gate_weights) = match optional("logits") {
-        Some(logits) => {
-            let chosen = reference::moe_topk(
-                &logits,
-                experts,
-                optional("bias").as_deref(),
-                k,
-                &choice_options(call)?,
-                0.0,
-            );
-            (chosen.ids, chosen.weights)
-        }
-        None => (call.get("topk_ids")?.elements::<i32>()?, optional("topk_weights").unwrap_or_default()),
-    };
-    let map = call.optional("expert_map").map(|map| map.elements::<i32>()).transpose()?;
-    let matrix = |id: i32| {
-        let id = usize::try_from(id).ok().filter(|&id| id < experts)?;
-        let matrix = map.as_ref().map_or(id as i32, |map| map[id]);
-        usize::try_from(matrix).ok().filter(|&m| m < local)
-    };
+    let gates = gates(call, &sizes)?;
     let x = call.get("x")?.to_f64();
-    let a = quantized(kind, of_w, &x, hidden);
-    let w1 = weights(call, ["w1", "w1_scale", "w1_zero"], [2 * inner, hidden])?;
-    let w2 = weights(call, ["w2", "w2_scale", "w2_zero"], [hidden, inner])?;
+    let a = quantized(sizes.kind, of_w, &x, hidden);
     let (w1_bias, w2_bias) = (optional("w1_bias"), optional("w2_bias"));
-    let up = ExpertProblem {
+    let mlp = Mlp {
+        kind: sizes.kind,
+        of_w,
+        dtype,
+        x: &x,
         a: &a,
-        w: &w1,
-        k: hidden,
-        w_rows: 2 * inner,
-        bias: w1_bias.as_deref(),
-        weights: None,
-        weight_first: false,
-        gate: Some(gate_of(call)?),
-        activation: None,
-        round: None,
+        gate: gate_of(call)?,
+        w1: Weights::new(call, ["w1", "w1_scale", "w1_zero"], [2 * inner, hidden])?,
+        w2: Weights::new(call, ["w2", "w2_scale", "w2_zero"], [hidden, inner])?,
+        w1_bias: w1_bias.as_deref(),
+        w2_bias: w2_bias.as_deref(),
     };
-    let mlp = Mlp { kind, of_w, dtype, x: &x, up, w2: &w2, w2_bias: w2_bias.as_deref() };
-    let shared_w = if shared == 0 {
-        None
+    let present: Vec<Gate> = gates.iter().flatten().copied().collect();
+    let mut of_gates = mlp.outputs(&present)?.into_iter();
+    let mut of_shared = if shared == 0 {
+        vec![].into_iter()
     } else {
-        let w1 = weights(call, ["shared_w1", "shared_w1_scale", ""], [2 * shared, hidden])?;
-        Some((w1, weights(call, ["shared_w2", "shared_w2_scale", ""], [hidden, shared])?))
+        let w1 = Weights::new(call, ["shared_w1", "shared_w1_scale", ""], [2 * shared, hidden])?;
+        let w2 = Weights::new(call, ["shared_w2", "shared_w2_scale", ""], [hidden, shared])?;
+        let all: Vec<_> = (0..tokens).map(|token| Gate { token, expert: 0, weight: 1.0 }).collect();
+        Mlp { w1, w2, w1_bias: None, w2_bias: None, ..mlp }.outputs(&all)?.into_iter()
     };
-    let of_shared = shared_w.as_ref().map(|(w1, w2)| {
-        let up = ExpertProblem { w: w1, w_rows: 2 * shared, bias: None, ..mlp.up.clone() };
-        Mlp { up, w2, w2_bias: None, ..mlp.clone() }
-    });
-    let residual = optional("residual");
-    let (mut y, mut magnitudes) = (vec![], vec![]);
-    for token in 0..tokens {
-        let mut total = vec![0.0; hidden];
-        let mut reach = vec![0.0; hidden];
-        for slot in 0..k {
-            let gate = token * k + slot;
-            let Some(expert) = matrix(ids[gate]) else { continue };
-            mlp.add(token, expert, gate_weights[gate], &mut total, &mut reach);
-        }
-        if let Some(shared) = &of_shared {
-            shared.add(token, 0, 1.0, &mut total, &mut reach);
-        }
-        for col in 0..hidden {
-            let added = residual.as_ref().map_or(0.0, |r| r[token * hidden + col]);
-            y.push(total[col] + added);
-            magnitudes.push(reach[col] + added.abs());
+    let mut y = optional("residual").unwrap_or_else(|| vec![0.0; tokens * hidden]);
+    let mut magnitudes: Vec<f64> = y.iter().map(|residual| residual.abs()).collect();
+    for (token, gates) in gates.chunks(k).enumerate() {
+        let terms = of_gates.by_ref().take(gates.iter().flatten().count()).chain(of_shared.next());
+        for Sums { values, reach } in terms {
+            let at = token * hidden;
+            y[at..][..hidden].iter_mut().zip(values).for_each(|(y, v)| *y += v);
+            magnitudes[at..][..hidden].iter_mut().zip(reach).for_each(|(m, v)| *m += v);
         }
     }
     Ok(vec![("y", HostTensorF64::new([tokens, hidden], y).with_magnitudes(magnitudes))])
-}
-
-/// The two products of experts, and how far another rounding on the way can be off.
-#[derive(Clone)]
-struct Mlp<'a> {
-    kind: Kind,
-    of_w: DType,
-    /// Type of `h` and of the outputs of gates.
-    dtype: DType,
-    /// Before quantization.
-    x: &'a [f64],
-    up: ExpertProblem<'a>,
-    w2: &'a [f64],
-    w2_bias: Option<&'a [f64]>,
-}
-
-impl Mlp<'_> {
-    fn round(&self, x: f64) -> f64 {
-        match self.dtype {
-            DType::F16 => <f16 as Float>::from_f64(x).to_f64(),
-            _ => <bf16 as Float>::from_f64(x).to_f64(),
-        }
-    }
-
-    /// Adds a gate of a token to its sums.
-    fn add(&self, token: usize, expert: usize, weight: f64, total: &mut [f64], reach: &mut [f64]) {
-        let &Self { kind, of_w, w2, .. } = self;
-        let (hidden, inner) = (self.up.k, self.up.w_rows / 2);
-        let (h, mut of_h) = reference::expert_gemm(&self.up, &[Some((token, expert))]);
-        if kind == Kind::MxFp8 {
-            // Another rounding of the activations to fp8, of the other encoding, is as far off as a step.
-            let row = &self.x[token * hidden..][..hidden];
-            let largest = hk_quant::reference::finite_max(row);
-            let w = &self.up.w[expert * 2 * inner * hidden..];
-            let off = |n: usize| -> f64 {
-                row.iter().zip(&w[n * hidden..]).map(|(&x, &w)| step(kind, of_w, x, largest) * w.abs()).sum()
-            };
-            // Gates are at most as steep as 1.13, and values up to as large as the limit.
-            let widest = (0..2 * inner).map(off).fold(0.0, f64::max);
-            of_h.iter_mut().for_each(|m| *m += 20.0 * widest / EXPERT_TERMS);
-        }
-        let low: Vec<f64> = h.iter().zip(&of_h).map(|(h, m)| self.round(h - EXPERT_TERMS * m)).collect();
-        let high: Vec<f64> = h.iter().zip(&of_h).map(|(h, m)| self.round(h + EXPERT_TERMS * m)).collect();
-        let h: Vec<f64> = h.into_iter().map(|h| self.round(h)).collect();
-        let largest = hk_quant::reference::finite_max(&high).max(hk_quant::reference::finite_max(&low));
-        let exact = low == high;
-        let q = quantized(kind, of_w, &h, inner);
-        let off: Vec<f64> = (0..inner)
-            .map(|i| {
-                let moved = high[i] - low[i];
-                if exact { 0.0 } else { moved + step(kind, of_w, h[i].abs() + moved, largest) }
-            })
-            .collect();
-        for col in 0..hidden {
-            let w = &w2[(expert * hidden + col) * inner..][..inner];
-            let bias = self.w2_bias.map_or(0.0, |bias| bias[expert * hidden + col]);
-            let mut sum = bias;
-            let mut magnitude = bias.abs();
-            let mut unsure = 0.0;
-            for i in 0..inner {
-                sum += q[i] * w[i];
-                magnitude += (q[i] * w[i]).abs();
-                unsure += off[i] * w[i].abs();
-            }
-            let step = if self.dtype == DType::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 };
-            let rounded = (sum * weight).abs() * step;
-            total[col] += sum * weight;
-            reach[col] += weight.abs() * (magnitude + unsure / EXPERT_TERMS) + rounded / EXPERT_TERMS;
-        }
-    }
 }
 
 const E2E: &str = "moe_op_e2e";
@@ -786,6 +641,7 @@ pub(crate) const MOE_OP_E2E: Operator = Operator {
         }
     },
     reference: reference_e2e,
+    traffic: Traffic::once,
     ..FUSED_MOE
 };
 

@@ -3,6 +3,7 @@
 mod align;
 mod experts;
 mod fused;
+mod mlp;
 mod routing;
 mod sum;
 mod top1;
