@@ -15,7 +15,7 @@ use crate::{Failure, Result, run};
 /// Options of `build-all`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Targets, comma-separated: gfx942, gfx950, sm_90. Default: HK_TARGETS, or gfx942,gfx950.
+    /// Targets, comma-separated: gfx942, gfx950, sm_90, sm_90a. Default: HK_TARGETS, or gfx942,gfx950.
     #[arg(long)]
     targets: Option<String>,
     /// Write the manifest as JSON to FILE, or to standard output in place of the table.

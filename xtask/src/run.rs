@@ -150,7 +150,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result {
     let mut command = cargo(&["run", "--release", "--package", "hk-cli", "--bin", "hk"]);
     command.args(driver.iter().flat_map(|driver| ["--features", driver]));
     if driver == Some("cuda") && env::var_os("HK_TARGETS").is_none() {
-        command.env("HK_TARGETS", "gfx942,gfx950,sm_90");
+        command.env("HK_TARGETS", "gfx942,gfx950,sm_90a");
     }
     command.args(["--", "bench", "--device", &device]);
     command.args(family.iter().flat_map(|family| ["--family", family]));

@@ -224,6 +224,7 @@ fn rust_arch(arch: Arch) -> &'static str {
         Arch::Gfx942 => "Gfx942",
         Arch::Gfx950 => "Gfx950",
         Arch::Sm90 => "Sm90",
+        Arch::Sm90a => "Sm90a",
     }
 }
 

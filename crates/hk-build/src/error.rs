@@ -15,7 +15,7 @@ pub enum Error {
     #[error("targets: {0}")]
     Target(#[from] UnknownArch),
     /// The list of targets is empty.
-    #[error("targets: the list is empty: expected some of gfx942, gfx950, sm_90")]
+    #[error("targets: the list is empty: expected some of gfx942, gfx950, sm_90, sm_90a")]
     NoTargets,
     /// A file could not be read or written.
     #[error("{}: {source}", path.display())]

@@ -6,7 +6,7 @@
 //! hk_build::compile_kernels("hip");
 //! ```
 //!
-//! It compiles every `hip/*.hip` for every target of `HK_TARGETS` (default `gfx942,gfx950`; `sm_90` gives PTX), in
+//! It compiles every `hip/*.hip` for every target of `HK_TARGETS` (default `gfx942,gfx950`; `sm_90` and `sm_90a` give PTX), in
 //! parallel, keeps the results in `<target dir>/hk-cache` under the hash of everything they depend on, checks what each
 //! kernel needs ([`Resources`]), and writes `$OUT_DIR/kernels.rs` with one `hk_core::CodeObjects` per file, and the parameter
 //! structs of its kernels with references to the entry points ([`Interface`]).
@@ -16,7 +16,7 @@
 //! | `HK_CLANG`   | the compiler, clang >= 20 or hipcc; no other is tried                            |
 //! | `ROCM_PATH`  | where ROCm is, default `/opt/rocm`; its compiler is tried first                  |
 //! | `HK_EMBED`   | 0: the program reads its code objects from the folder that `HK_KERNELS` names   |
-//! | `HK_TARGETS` | comma-separated targets: `gfx942`, `gfx950`, `sm_90`                             |
+//! | `HK_TARGETS` | comma-separated targets: `gfx942`, `gfx950`, `sm_90`, `sm_90a`                   |
 //! | `NUM_JOBS`   | compilers to run at the same time, set by cargo                                  |
 //!
 //! Without a compiler the crate still builds, as documentation hosts need: the parameter structs come from the committed

@@ -158,6 +158,6 @@ mod tests {
         assert_eq!(parse_targets("sm_90").unwrap(), [Arch::Sm90]);
         assert!(matches!(parse_targets(" ,"), Err(Error::NoTargets)));
         let error = parse_targets("gfx942,gfx90a").unwrap_err().to_string();
-        assert_eq!(error, "targets: unknown target `gfx90a`: expected gfx942, gfx950 or sm_90");
+        assert_eq!(error, "targets: unknown target `gfx90a`: expected gfx942, gfx950, sm_90 or sm_90a");
     }
 }

@@ -188,7 +188,7 @@ fn rustc(package: &Package, condition: &str) -> (bool, String) {
         "hk_core.rs",
         r#"
 #[derive(Debug, PartialEq)]
-pub enum Arch { Gfx942, Gfx950, Sm90 }
+pub enum Arch { Gfx942, Gfx950, Sm90, Sm90a }
 pub struct CodeObjects(pub &'static str, pub &'static [(Arch, &'static [u8])], pub &'static str);
 impl CodeObjects {
     pub const fn embedded(n: &'static str, o: &'static [(Arch, &'static [u8])]) -> Self { Self(n, o, "") }

@@ -10,13 +10,15 @@ pub enum Arch {
     Gfx942,
     /// AMD CDNA4: Instinct MI350X, MI355X.
     Gfx950,
-    /// NVIDIA Hopper: H100, H200. Compiled to PTX, for measurements only.
+    /// NVIDIA Hopper and later. Compiled to PTX, for measurements only.
     Sm90,
+    /// NVIDIA Hopper alone, H100 and H200: with warpgroup instructions. Likewise.
+    Sm90a,
 }
 
 impl Arch {
     /// Every target.
-    pub const ALL: [Arch; 3] = [Arch::Gfx942, Arch::Gfx950, Arch::Sm90];
+    pub const ALL: [Arch; 4] = [Arch::Gfx942, Arch::Gfx950, Arch::Sm90, Arch::Sm90a];
     /// The AMD targets.
     pub const AMD: [Arch; 2] = [Arch::Gfx942, Arch::Gfx950];
 
@@ -26,12 +28,13 @@ impl Arch {
             Arch::Gfx942 => "gfx942",
             Arch::Gfx950 => "gfx950",
             Arch::Sm90 => "sm_90",
+            Arch::Sm90a => "sm_90a",
         }
     }
 
     /// Whether this is an AMD target, compiled to an AMDGPU code object.
     pub const fn is_amd(self) -> bool {
-        !matches!(self, Arch::Sm90)
+        !matches!(self, Arch::Sm90 | Arch::Sm90a)
     }
 
     /// Lanes of a wave (of a warp on `sm_90`).
@@ -44,7 +47,7 @@ impl Arch {
         match self {
             Arch::Gfx942 => 64 << 10,
             Arch::Gfx950 => 160 << 10,
-            Arch::Sm90 => 227 << 10,
+            Arch::Sm90 | Arch::Sm90a => 227 << 10,
         }
     }
 
@@ -53,7 +56,7 @@ impl Arch {
         match self {
             Arch::Gfx942 => 512,
             Arch::Gfx950 => 1280,
-            Arch::Sm90 => 128,
+            Arch::Sm90 | Arch::Sm90a => 128,
         }
     }
 
@@ -67,7 +70,7 @@ impl Arch {
         match self {
             Arch::Gfx942 => 304,
             Arch::Gfx950 => 256,
-            Arch::Sm90 => 132,
+            Arch::Sm90 | Arch::Sm90a => 132,
         }
     }
 
@@ -100,7 +103,7 @@ impl fmt::Display for Arch {
 
 /// A target name that is none of [`Arch::ALL`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown target `{0}`: expected gfx942, gfx950 or sm_90")]
+#[error("unknown target `{0}`: expected gfx942, gfx950, sm_90 or sm_90a")]
 pub struct UnknownArch(
     /// The name that came.
     pub String,
@@ -154,7 +157,7 @@ mod tests {
             assert_eq!(arch.to_string().parse(), Ok(arch));
         }
         let error = "gfx90a".parse::<Arch>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown target `gfx90a`: expected gfx942, gfx950 or sm_90");
+        assert_eq!(error.to_string(), "unknown target `gfx90a`: expected gfx942, gfx950, sm_90 or sm_90a");
     }
 
     #[test]

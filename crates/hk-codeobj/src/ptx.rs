@@ -53,7 +53,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, ParseError> {
 
 fn read_target(name: &str) -> Result<Arch, ParseError> {
     let known = name.parse().ok().filter(|arch: &Arch| !arch.is_amd());
-    known.ok_or_else(|| wrong(format!("target `{name}`, expected sm_90")))
+    known.ok_or_else(|| wrong(format!("target `{name}`, expected sm_90 or sm_90a")))
 }
 
 /// What follows `.entry`, up to the body: a name, parameters in parentheses, directives.
@@ -256,7 +256,7 @@ mod tests {
             assert!(error.contains(part), "{error}");
         };
         fails(".version 8.3\n", "no .target");
-        fails(".version 8.3\n.target sm_80\n", "target `sm_80`, expected sm_90");
+        fails(".version 8.3\n.target sm_80\n", "target `sm_80`, expected sm_90 or sm_90a");
         fails(".version 8.3\n.target gfx942\n", "target `gfx942`");
         let with = |entry: &str| format!(".version 8.3\n.target sm_90\n{entry}");
         fails(&with(".entry"), "ends in a kernel's name");

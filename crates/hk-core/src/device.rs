@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 /// |---|---|
 /// | `emu:gfx942`, `emu:gfx950` | the emulator (feature `emu`, on by default) |
 /// | `hip:N` | AMD GPU number N through the ROCm runtime (feature `hip`) |
-/// | `cuda:N` | NVIDIA GPU number N, Hopper or later, for measuring (feature `cuda`; kernels built with `HK_TARGETS` naming `sm_90`) |
+/// | `cuda:N` | NVIDIA GPU number N, Hopper or later, for measuring (feature `cuda`; kernels built with `HK_TARGETS` naming `sm_90`, or for Hopper `sm_90a`) |
 ///
 /// The emulator takes options, `emu:gfx942?threads=1&budget=1000000`:
 ///

@@ -51,11 +51,18 @@ impl CodeObjects {
         self.images
     }
 
-    /// The code object for `arch`.
+    /// The code object for `arch`; that for sm_90 where there is none for sm_90a.
     ///
     /// # Errors
     /// [`Error::Compiler`] if it was not compiled for that, with the remedy.
     pub fn image(&self, arch: Arch) -> Result<&'static [u8]> {
+        match self.compiled(arch) {
+            Err(_) if arch == Arch::Sm90a => self.compiled(Arch::Sm90),
+            image => image,
+        }
+    }
+
+    fn compiled(&self, arch: Arch) -> Result<&'static [u8]> {
         if let Some((_, image)) = self.images.iter().find(|(a, _)| *a == arch) {
             return Ok(image);
         }
@@ -167,7 +174,8 @@ fn load(device: &Device, objects: &'static CodeObjects) -> Result<Loaded> {
     let image = objects.image(device.arch())?;
     let wrong = |reason: String| Error::CodeObject { object: objects.name.into(), reason };
     let object = CodeObject::parse(image).map_err(|e| wrong(e.to_string()))?;
-    if object.arch != device.arch() {
+    let runs = object.arch == device.arch() || (object.arch, device.arch()) == (Arch::Sm90, Arch::Sm90a);
+    if !runs {
         return Err(wrong(format!("compiled for {}, the device is {}", object.arch, device.arch())));
     }
     let module = device.driver().load_module(objects.name, image)?;

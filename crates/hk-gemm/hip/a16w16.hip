@@ -2,6 +2,7 @@
 #include <hk/entry.h>
 
 #include <gemm/gemm.h>
+#include <gemm/warpgroup.h>
 
 namespace {
 using gemm::Params;
@@ -11,9 +12,11 @@ using hk::Access;
 template <class T>
 using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
 template <class T>
-using Tile128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2, 5>;
+using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5>;
 template <class T>
-using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5>;
+using Tile128x128 = gemm::LargeTile<T, 128, 128, 2, 2, 5>;
+template <class T>
+using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5>;
 template <class T>
 using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 }  // namespace
@@ -21,10 +24,12 @@ using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 // Entry points of one dtype.
 #define A16W16(T)                                                                                         \
     HK_ENTRY(gemm_##T##_256x256, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, false>)      \
+    HK_ENTRY(gemm_##T##_128x256, Tile128x256<hk::T>::kThreads, tile_gemm<Tile128x256<hk::T>, false>)      \
     HK_ENTRY(gemm_##T##_128x128, Tile128x128<hk::T>::kThreads, tile_gemm<Tile128x128<hk::T>, false>)      \
     HK_ENTRY(gemm_##T##_64x64, Tile64x64<hk::T>::kThreads, tile_gemm<Tile64x64<hk::T>, false>)            \
     HK_ENTRY(gemm_##T##_64x64_scalar, Scalar64x64<hk::T>::kThreads, tile_gemm<Scalar64x64<hk::T>, false>) \
     HK_ENTRY(gemm_##T##_256x256_gated, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, true>) \
+    HK_ENTRY(gemm_##T##_128x256_gated, Tile128x256<hk::T>::kThreads, tile_gemm<Tile128x256<hk::T>, true>) \
     HK_ENTRY(gemm_##T##_128x128_gated, Tile128x128<hk::T>::kThreads, tile_gemm<Tile128x128<hk::T>, true>) \
     HK_ENTRY(gemm_##T##_64x64_gated, Tile64x64<hk::T>::kThreads, tile_gemm<Tile64x64<hk::T>, true>)       \
     HK_ENTRY(gemm_##T##_64x64_gated_scalar, Scalar64x64<hk::T>::kThreads, tile_gemm<Scalar64x64<hk::T>, true>)

@@ -2,6 +2,7 @@
 #include <hk/entry.h>
 
 #include <gemm/gemm.h>
+#include <gemm/warpgroup.h>
 
 namespace {
 using gemm::Params;
@@ -11,9 +12,11 @@ using hk::Access;
 template <class T>
 using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
 template <class T>
-using Tile128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2, 5>;
+using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5>;
 template <class T>
-using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5>;
+using Tile128x128 = gemm::LargeTile<T, 128, 128, 2, 2, 5>;
+template <class T>
+using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5>;
 template <class T>
 using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 }  // namespace
@@ -21,6 +24,7 @@ using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 // Entry points of one dtype.
 #define A8W8(name, T)                                                                           \
     HK_ENTRY(gemm_##name##_256x256, Tile256x256<T>::kThreads, tile_gemm<Tile256x256<T>, false>) \
+    HK_ENTRY(gemm_##name##_128x256, Tile128x256<T>::kThreads, tile_gemm<Tile128x256<T>, false>) \
     HK_ENTRY(gemm_##name##_128x128, Tile128x128<T>::kThreads, tile_gemm<Tile128x128<T>, false>) \
     HK_ENTRY(gemm_##name##_64x64, Tile64x64<T>::kThreads, tile_gemm<Tile64x64<T>, false>)       \
     HK_ENTRY(gemm_##name##_64x64_scalar, Scalar64x64<T>::kThreads, tile_gemm<Scalar64x64<T>, false>)

@@ -257,7 +257,7 @@ impl Cuda {
         let info = DeviceInfo {
             spec: spec.into(),
             name: gpu::text(&name),
-            arch: Arch::Sm90,
+            arch: if version == (9, 0) { Arch::Sm90a } else { Arch::Sm90 },
             compute_units: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             wave_size: attribute(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
             lds_per_workgroup: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,

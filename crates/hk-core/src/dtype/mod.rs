@@ -90,7 +90,7 @@ impl DType {
     pub const fn fp8_of(arch: Arch) -> Self {
         match arch {
             Arch::Gfx942 => Self::Fp8E4M3Fnuz,
-            Arch::Gfx950 | Arch::Sm90 => Self::Fp8E4M3,
+            Arch::Gfx950 | Arch::Sm90 | Arch::Sm90a => Self::Fp8E4M3,
         }
     }
 

@@ -29,6 +29,9 @@ pub enum GemmTile {
     /// [`S16x16`](Self::S16x16) by twice as many waves: more loads in flight where an SM of sm_90 has no more than two blocks,
     /// where 16-bit floats use it by default. For plain GEMMs.
     S16x16Twice,
+    /// 128 x 256 by eight waves, through LDS: a block fills a CU. The largest of 16-bit floats on sm_90a, whose warpgroup instructions
+    /// read fewer bytes of LDS for an output the more columns they have; elsewhere only if options ask for it.
+    T128x256,
 }
 
 /// A tile's shape, and what it costs.
@@ -37,6 +40,8 @@ struct TileInfo {
     n: usize,
     amd: Cost,
     nvidia: Cost,
+    /// On sm_90a, of types that multiply by warpgroup instructions.
+    warpgroups: Cost,
 }
 
 /// What a tile costs on a target.
@@ -48,8 +53,12 @@ struct Cost {
 }
 
 impl TileInfo {
-    const fn on(&self, arch: Arch) -> &Cost {
-        if arch.is_amd() { &self.amd } else { &self.nvidia }
+    const fn on(&self, arch: Arch, precision: Precision) -> &Cost {
+        match (arch, precision) {
+            (Arch::Sm90a, Precision::Bf16 | Precision::F16 | Precision::I8) => &self.warpgroups,
+            (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
+            _ => &self.amd,
+        }
     }
 }
 
@@ -86,7 +95,7 @@ impl Rates {
             },
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
             // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
-            Arch::Sm90 => Self {
+            Arch::Sm90 | Arch::Sm90a => Self {
                 stage: 64.0 / (0.65 * 790e3 / 132.0),
                 byte: 132.0 / 4200.0,
                 near: 132.0 / 7200.0,
@@ -117,7 +126,7 @@ pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::T256x256,
         Self::T128x128,
         Self::T64x64,
@@ -128,22 +137,27 @@ impl GemmTile {
         Self::S64x32,
         Self::T256x128,
         Self::S16x16Twice,
+        Self::T128x256,
     ];
 
     /// On AMD targets, costs are the longest of the CU's pipes per GEMM (matrix, LDS), counted on the emulator. On sm_90, blocks
     /// are those that registers have room for; of tiles through LDS, 128 x 128 was measured on an H200 (426 TFLOP/s of 4096^3),
     /// 64 x 64 is assumed, and the larger ones spill registers, so that they are never chosen.
     const fn info(self) -> TileInfo {
+        const fn cost((per_cu, time): (usize, f64)) -> Cost {
+            Cost { per_cu, time }
+        }
         const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
-            const fn cost((per_cu, time): (usize, f64)) -> Cost {
-                Cost { per_cu, time }
-            }
-            TileInfo { m, n, amd: cost(amd), nvidia: cost(nvidia) }
+            TileInfo { m, n, amd: cost(amd), nvidia: cost(nvidia), warpgroups: cost(nvidia) }
+        }
+        const fn by_warpgroups(info: TileInfo, warpgroups: (usize, f64)) -> TileInfo {
+            TileInfo { warpgroups: cost(warpgroups), ..info }
         }
         match self {
             Self::T256x256 => of([256, 256], (1, 1.0), (1, 4.0)),
-            Self::T128x128 => of([128, 128], (2, 1.1), (2, 1.1)),
-            Self::T64x64 => of([64, 64], (4, 1.6), (4, 1.3)),
+            Self::T128x256 => by_warpgroups(of([128, 256], (1, 1.1), (1, 4.0)), (1, 0.75)),
+            Self::T128x128 => by_warpgroups(of([128, 128], (2, 1.1), (2, 1.1)), (2, 1.0)),
+            Self::T64x64 => by_warpgroups(of([64, 64], (4, 1.6), (4, 1.3)), (2, 1.2)),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
             Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
@@ -161,6 +175,7 @@ impl GemmTile {
             Self::T256x256 => "256x256",
             Self::T256x128 => "256x128",
             Self::T128x128 => "128x128",
+            Self::T128x256 => "128x256",
             Self::T64x64 => "64x64",
             Self::Elements => "elements",
             Self::S16x16 => "16x16",
@@ -180,7 +195,7 @@ impl GemmTile {
     /// Waves of a block.
     pub(crate) const fn waves(self, arch: Arch) -> usize {
         match self {
-            Self::T256x256 | Self::T256x128 => 8,
+            Self::T256x256 | Self::T256x128 | Self::T128x256 => 8,
             // `kWideDecodeWaves` and `kDecodeWaves` in `hip/include/gemm/decode_gemm.h`.
             Self::S16x16Twice if arch.is_amd() => 16,
             Self::S16x16Twice => 8,
@@ -205,9 +220,20 @@ impl GemmTile {
     #[cfg(feature = "registry")]
     pub(crate) const fn stages(self, arch: Arch) -> usize {
         match (self, arch) {
-            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64, Arch::Gfx950 | Arch::Sm90) => 5,
+            (
+                Self::T256x256 | Self::T256x128 | Self::T128x256 | Self::T128x128 | Self::T64x64,
+                Arch::Gfx950 | Arch::Sm90 | Arch::Sm90a,
+            ) => 5,
             // Two in LDS, two in registers.
-            (Self::T256x256 | Self::T256x128 | Self::T128x128 | Self::T64x64 | Self::Elements, _) => 4,
+            (
+                Self::T256x256
+                | Self::T256x128
+                | Self::T128x256
+                | Self::T128x128
+                | Self::T64x64
+                | Self::Elements,
+                _,
+            ) => 4,
             _ => 2,
         }
     }
@@ -308,7 +334,7 @@ impl Job<'_> {
             self.gemms(tile).map(|(tile, _, n)| blocks_of(&tile.info(), n)).fold(0, usize::saturating_add);
         // Blocks on a CU share what it has.
         let arch = self.info.arch;
-        let per_cu = tile.info().on(arch).per_cu;
+        let per_cu = tile.info().on(arch, self.precision).per_cu;
         let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1) as f64;
         let resident = blocks.div_ceil(cus).min(per_cu).max(1) as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
@@ -320,7 +346,7 @@ impl Job<'_> {
             let weight = precision.weight_bits() as f64 / precision.bits() as f64;
             let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
             let part = blocks_of(&t, n) as f64 / blocks.max(1) as f64;
-            let stage = resident * (t.m * t.n) as f64 * t.on(arch).time * rates.stage;
+            let stage = resident * (t.m * t.n) as f64 * t.on(arch, precision).time * rates.stage;
             // Prologue and epilogue cost some stages.
             let least = if tile.skinny() { 0.0 } else { rates.least };
             matrix.add(part, (stages + 8.0) * stage.max(least));
@@ -393,7 +419,10 @@ impl Job<'_> {
                 tiles.iter().filter(|&&tile| serves(tile) && fits(tile)).map(|&tile| self.fastest(tile));
             times.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
         };
-        let through_lds = |tile: GemmTile| !tile.skinny() && (tile != GemmTile::Elements) == self.vectorized;
+        let through_lds = |tile: GemmTile| {
+            let wide = tile == GemmTile::T128x256 && self.info.arch != Arch::Sm90a;
+            !tile.skinny() && !wide && (tile != GemmTile::Elements) == self.vectorized
+        };
         fastest(skinny, &|_| self.vectorized)
             .or_else(|| fastest(&GemmTile::ALL, &through_lds))
             .unwrap_or(GemmConfig { tile: GemmTile::Elements, splits: 1, group: 1 })
@@ -518,6 +547,27 @@ mod tests {
                 let mixed = job(Precision::Fp8, 2048, of(Precision::Bf16, 1024)).time(config);
                 assert!(fp8 < mixed && mixed <= two, "{config:?}: {fp8} {mixed} {two}");
             }
+        }
+    }
+
+    /// On an H100 with warpgroup instructions 128 x 256 was the fastest of large GEMMs, 64 x 64 from 17 to 64 rows.
+    #[test]
+    fn the_choice_with_warpgroup_instructions() {
+        let mut info = Device::open("emu:gfx942").unwrap().info().clone();
+        (info.arch, info.compute_units) = (Arch::Sm90a, 132);
+        let choose = |[m, n, k]: [usize; 3], precision| {
+            let (info, sizes) = (&info, [1, m, n, k]);
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }
+                .choose(&plain())
+                .tile
+        };
+        for size in [2048, 4096, 8192, 16384] {
+            assert_eq!(choose([size; 3], Precision::Bf16), GemmTile::T128x256, "{size}");
+            // fp8 has none.
+            assert_eq!(choose([size; 3], Precision::Fp8), GemmTile::T128x128, "{size}");
+        }
+        for [n, k] in [[6144, 4096], [28672, 4096], [4096, 14336]] {
+            assert_eq!(choose([64, n, k], Precision::Bf16), GemmTile::T64x64, "{n} {k}");
         }
     }
 

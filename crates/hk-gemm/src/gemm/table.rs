@@ -184,6 +184,7 @@ macro_rules! halves {
         &[
             family!($t, $t, None, Variant::Plain, $t, Params [
                     T256x256: ["gemm_", $n, "_256x256"];
+                    T128x256: ["gemm_", $n, "_128x256"];
                     T128x128: ["gemm_", $n, "_128x128"];
                     T64x64: ["gemm_", $n, "_64x64"];
                     Elements: ["gemm_", $n, "_64x64_scalar"];
@@ -196,6 +197,7 @@ macro_rules! halves {
             ),
             family!($t, $t, None, Variant::Gated, $t, Params [
                     T256x256: ["gemm_", $n, "_256x256_gated"];
+                    T128x256: ["gemm_", $n, "_128x256_gated"];
                     T128x128: ["gemm_", $n, "_128x128_gated"];
                     T64x64: ["gemm_", $n, "_64x64_gated"];
                     Elements: ["gemm_", $n, "_64x64_gated_scalar"];
@@ -239,6 +241,7 @@ macro_rules! bytes {
         &[
             family!($t, $t, None, Variant::Plain, $precision, Params [
                     T256x256: ["gemm_", $n, "_256x256"];
+                    T128x256: ["gemm_", $n, "_128x256"];
                     T128x128: ["gemm_", $n, "_128x128"];
                     T64x64: ["gemm_", $n, "_64x64"];
                     Elements: ["gemm_", $n, "_64x64_scalar"];

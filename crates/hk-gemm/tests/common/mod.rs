@@ -126,7 +126,7 @@ operand!(
     CODE_FORMS,
     true,
     4.0,
-    Arch::Gfx950 | Arch::Sm90,
+    Arch::Gfx950 | Arch::Sm90 | Arch::Sm90a,
     call_code,
     |x| f64::from(x.to_f32()),
     |x| Fp8E4M3::from_f32_saturating(x)
@@ -140,7 +140,10 @@ pub fn tiles(form: Form) -> impl Iterator<Item = GemmTile> {
     GemmTile::ALL.into_iter().filter(move |&tile| match form {
         Form::Plain | Form::Batched => tile != GemmTile::T256x128,
         Form::Gated => !matches!(tile, GemmTile::T256x128 | GemmTile::S16x16 | GemmTile::S16x16Twice),
-        Form::Block(_) => !matches!(tile, GemmTile::T256x256 | GemmTile::T128x128 | GemmTile::S16x16Twice),
+        Form::Block(_) => !matches!(
+            tile,
+            GemmTile::T256x256 | GemmTile::T128x256 | GemmTile::T128x128 | GemmTile::S16x16Twice
+        ),
     })
 }
 

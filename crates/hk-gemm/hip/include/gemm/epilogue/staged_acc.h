@@ -10,7 +10,7 @@ namespace gemm {
 template <class Number, int kCols, int kRows = 16>
 struct StagedAcc {
     static constexpr u32 kChunks = kCols / 4;
-    static_assert(kChunks == 4 || kChunks == 8 || kChunks == 16, "rows of 16, 32 or 64 columns");
+    static_assert(kChunks >= 4 && kChunks <= 64 && (kChunks & (kChunks - 1)) == 0, "rows of 16 to 256 columns");
     using Chunk = Vec<Number, 4>;
     Chunk chunk[kRows * kChunks];
 

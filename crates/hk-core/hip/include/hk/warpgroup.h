@@ -1,0 +1,183 @@
+// hk/warpgroup.h: GEMM by the warpgroup instructions of Hopper (wgmma): four waves multiply 64 rows of x by all rows of w, both in LDS.
+//
+//   rows of x, of w  --asynchronous copies-->  stages in LDS  --wgmma-->  accumulators
+//
+// A stage has 128 bytes of each row, in the 128-byte swizzle of the instruction. Rows are in LDS in the order of MMAs, so that a lane's
+// accumulators are those of AccLayout<16>. Only where kHasWarpgroups.
+// Source: PTX ISA 8.4, "Asynchronous warpgroup level matrix instructions".
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/block.h>
+#include <hk/global.h>
+#include <hk/mma.h>
+#include <hk/pipeline.h>
+#include <hk/types.h>
+#include <hk/wave.h>
+
+namespace hk {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kHasWarpgroups = true;
+
+/// A stage of `kRows` rows: row r is that of MMA row r, and chunk c of it is at c ^ r % 8.
+template <int kRows_>
+struct alignas(1024) WarpgroupRows {
+    static constexpr int kRows = kRows_, kBytes = 128, kChunks = 8;
+    static_assert(kRows % 64 == 0, "whole warpgroups");
+
+    Vec<u32, 4> chunk[kRows * kChunks];
+
+    HK_FN static constexpr u32 swizzle(u32 row) { return row % 8; }
+    /// Of the 16 rows that an MMA multiplies, the one at place r: a lane's accumulators are of neighbouring rows.
+    HK_FN static constexpr u32 of_mma(u32 r) { return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2; }
+
+    /// The matrix descriptor of rows from `row` on, from byte `byte` of each.
+    HK_FN u64 descriptor(u32 row, u32 byte) const {
+        const auto *at = reinterpret_cast<const u8 *>(chunk + row * kChunks) + byte;
+        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+        constexpr u64 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
+        return u64(address / 16) | u64(1) << 16 | kEightRows << 32 | kSwizzle128 << 62;
+    }
+};
+
+/// Loads the rows of a stage in the order of MMAs.
+template <int kRows, int kThreads, int kElement>
+struct WarpgroupMover : Mover<WarpgroupRows<kRows>, kThreads, Access::Vectorized, kElement> {
+    template <class RowOf>
+    HK_FN WarpgroupMover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
+        : Mover<WarpgroupRows<kRows>, kThreads, Access::Vectorized, kElement>(
+              first, rows, layout, end, [&](u32 r) { return row_of(WarpgroupRows<kRows>::of_mma(r)); }) {}
+};
+
+namespace detail {
+
+/// Copies that this thread has waited for may be read by wgmma of any wave, after a barrier.
+HK_FN void publish_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+HK_FN void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+HK_FN void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+/// Waits until at most the last `kGroups` groups are in flight.
+template <int kGroups>
+HK_FN void wait_wgmma() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
+}
+
+/// d += x w^T over 32 bytes of each row: 64 rows of x, kN of w. Not of fp8, whose sums have some 14 bits.
+template <class T, int kN>
+struct Wgmma;
+
+#define HK_REGISTERS_8(constraint, i)                                                                   \
+    "+" constraint(d[i]), "+" constraint(d[i + 1]), "+" constraint(d[i + 2]), "+" constraint(d[i + 3]), \
+        "+" constraint(d[i + 4]), "+" constraint(d[i + 5]), "+" constraint(d[i + 6]), "+" constraint(d[i + 7])
+#define HK_REGISTERS_32(c, i) \
+    HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8), HK_REGISTERS_8(c, i + 16), HK_REGISTERS_8(c, i + 24)
+#define HK_REGISTERS_64(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_32(c, i + 32)
+#define HK_REGISTERS_128(c, i) HK_REGISTERS_64(c, i), HK_REGISTERS_64(c, i + 64)
+#define HK_NAMES_32                                                          \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HK_NAMES_64                                                                    \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HK_NAMES_128                                                                               \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define HK_WGMMA(T, n, registers, cols, types, Number, constraint, x, w, flags)                              \
+    template <>                                                                                              \
+    struct Wgmma<T, n> {                                                                                     \
+        HK_FN static void mma(Number (&d)[registers], u64 of_x, u64 of_w) {                                  \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k" cols "." types " {" HK_NAMES_##registers \
+                         "}, %" x ", %" w ", 1" flags ";"                                                    \
+                         : HK_REGISTERS_##registers(constraint, 0)                                           \
+                         : "l"(of_x), "l"(of_w)                                                              \
+                         : "memory");                                                                        \
+        }                                                                                                    \
+    };
+#define HK_WGMMAS(T, cols, types, Number, constraint, flags)                 \
+    HK_WGMMA(T, 64, 32, cols, types, Number, constraint, "32", "33", flags)  \
+    HK_WGMMA(T, 128, 64, cols, types, Number, constraint, "64", "65", flags) \
+    HK_WGMMA(T, 256, 128, cols, types, Number, constraint, "128", "129", flags)
+HK_WGMMAS(bf16, "16", "f32.bf16.bf16", float, "f", ", 1, 1, 0, 0")
+HK_WGMMAS(f16, "16", "f32.f16.f16", float, "f", ", 1, 1, 0, 0")
+HK_WGMMAS(I8, "32", "s32.s8.s8", int, "r", "")
+#undef HK_WGMMAS
+#undef HK_WGMMA
+#undef HK_NAMES_32
+#undef HK_NAMES_64
+#undef HK_NAMES_128
+#undef HK_REGISTERS_8
+#undef HK_REGISTERS_32
+#undef HK_REGISTERS_64
+#undef HK_REGISTERS_128
+
+}  // namespace detail
+
+/// A ring of `kCount` stages: one is multiplied while the MMAs of the one before end, the others are in flight.
+template <class A, class W, class Scales, int kCount>
+class WarpgroupPipeline {
+    static constexpr int kAhead = kCount - 2;  // stages in flight behind the one that is multiplied
+    static constexpr int kLoads = A::kParts + W::kParts;
+    static_assert(kAhead >= 2 && Scales::kParts == 0, "plain rows");
+
+    const A &a_;
+    const W &w_;
+    Stages<A, W, Scales, kCount> &stages_;
+
+    HK_FN void copy(u32 from, u32 stage) const {
+        a_.copy(from, stages_.a[stage]);
+        w_.copy(from, stages_.w[stage]);
+        commit_loads();
+    }
+
+  public:
+    using Lds = Stages<A, W, Scales, kCount>;
+
+    HK_FN WarpgroupPipeline(const A &a, const W &w, const Scales &, Lds &stages) : a_(a), w_(w), stages_(stages) {}
+
+    /// Multiplies `count` stages from byte `from` of the rows on, and adds to the accumulators of the wave's 16 rows.
+    template <class T, int kN, class Acc>
+    HK_FN void multiply(u32 from, u32 count, Acc (&acc)[1][kN / 16]) const {
+        using Number = decltype(acc[0][0][0] + acc[0][0][0]);
+        constexpr u32 kBytes = WarpgroupRows<64>::kBytes;
+        Number d[kN / 2] = {};
+        const u32 row = wave_id() / 4 * 64;
+#pragma unroll
+        for (u32 i = 0; i < kAhead; ++i) copy(from + i * kBytes, i);
+        u32 now = 0, next = kAhead;
+        from += kAhead * kBytes;
+        for (u32 done = 0; done < count; ++done) {
+            wait_loads<kAhead - 1, kLoads>();
+            detail::publish_to_wgmma();
+            // All waves have waited for the MMAs of the stage that `next` overwrites.
+            block_barrier();
+            detail::begin_wgmma();
+#pragma unroll
+            for (u32 byte = 0; byte < kBytes; byte += 32)
+                detail::Wgmma<T, kN>::mma(d, stages_.a[now].descriptor(row, byte), stages_.w[now].descriptor(0, byte));
+            detail::commit_wgmma();
+            copy(from, next);
+            detail::wait_wgmma<1>();
+            from += kBytes;
+            now = now + 1 == kCount ? 0 : now + 1;
+            next = next + 1 == kCount ? 0 : next + 1;
+        }
+        detail::wait_wgmma<0>();
+        // Full drain: loads in flight must not land after the block has freed its LDS.
+        wait_loads<0, 0>();
+#pragma unroll
+        for (int i = 0; i < kN / 2; ++i) acc[0][i / 8][i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * 4] = d[i];
+    }
+};
+#else
+inline constexpr bool kHasWarpgroups = false;
+#endif
+
+}  // namespace hk

@@ -1,0 +1,57 @@
+// warpgroup.h: block tiles of warpgroup instructions, where the target has them, in place of those of gemm.h.
+#pragma once
+
+#include <gemm/gemm.h>
+
+#include <hk/warpgroup.h>
+
+namespace gemm {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/// A block tile of kM / 64 warpgroups, each 64 rows of a by all rows of w. As Tile.
+template <class E, int kM_, int kN_, int kStages>
+struct WarpgroupTile {
+    using Mma = hk::FragMma<E>;
+    static constexpr int kM = kM_, kN = kN_;
+    static constexpr int kThreads = kM / 16 * hk::kWaveSize;
+    static constexpr int kBytes = 128;
+    static constexpr int kWaveM = 16, kWaveN = kN;
+
+    using A = hk::WarpgroupMover<kM, kThreads, Mma::kBytes>;
+    using W = hk::WarpgroupMover<kN, kThreads, Mma::kBytes>;
+    template <class Scales>
+    using Pipeline = hk::WarpgroupPipeline<A, W, Scales, kStages>;
+
+    HK_FN static u32 wave_m() { return hk::wave_id() * kWaveM; }
+    HK_FN static u32 wave_n() { return 0; }
+};
+
+template <class E, int kTileM, int kTileN, int kStages>
+struct TileAcc<WarpgroupTile<E, kTileM, kTileN, kStages>> : WaveTile<WarpgroupTile<E, kTileM, kTileN, kStages>> {
+    static constexpr int kM = 1, kN = kTileN / 16;
+    HK_FN explicit TileAcc(const auto &) {}
+    HK_FN void run(const auto &pipeline, u32 from, u32 count) {
+        pipeline.template multiply<E, kTileN>(from, count, this->acc);
+    }
+};
+
+namespace detail {
+template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
+struct LargeTileOf {
+    using Type = WarpgroupTile<E, kM, kN, kM == 64 ? 5 : 4>;
+};
+template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
+struct LargeTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
+    using Type = Tile<hk::Fp8, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
+};
+}  // namespace detail
+
+/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where E has instructions of them.
+template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
+using LargeTile = typename detail::LargeTileOf<E, kM, kN, kWavesM, kWavesN, kStages>::Type;
+#else
+template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
+using LargeTile = Tile<E, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
+#endif
+
+}  // namespace gemm
