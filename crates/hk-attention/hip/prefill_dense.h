@@ -238,16 +238,15 @@ class Dense {
         }
         return k;
     }
-    /// Sums of int8 begin with the bits of kBias, in registers of their own: as floats they are that and the sum, exactly. Else each is an
-    /// instruction to convert.
-    static constexpr bool kBiased = kSage && kOwn == 1 && !hk::kMmaBlocksPackedF32;
-    static constexpr float kBias = 0x1.8p+23f;
+    /// Sums of int8 begin with the bits of kBias, in registers of their own: as floats they are that and the sum, exactly. The softmax
+    /// subtracts it; its offset is then rounded by less than a unit of these sums.
+    static constexpr float kBias = kSage && kOwn == 1 ? 0x1.8p+23f : 0.0f;
     static_assert(!kSage || 127 * 127 * kDqk < 1 << 22, "sums are within the power of two of the bias");
 
     HK_FN void multiply_keys(const KFrags &k) {
         typename KeyMma::Acc acc[kKeys / kDim];
 #pragma unroll
-        for (auto &sums : acc) sums = typename KeyMma::Acc(kBiased ? __builtin_bit_cast(u32, kBias) : 0);
+        for (auto &sums : acc) sums = typename KeyMma::Acc(kBias != 0.0f ? __builtin_bit_cast(u32, kBias) : 0);
 #pragma unroll
         for (int step = 0; step < kSteps; step += KeyMma::kFrags) {
 #pragma unroll
@@ -257,25 +256,24 @@ class Dense {
         for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = __builtin_bit_cast(typename Mma::Acc, acc[i]);
         if constexpr (kFp8 && !kSage) settle(s_.acc[0][kKeys / kDim - 1]);
     }
-    /// Sums of int8 to floats, and their factor.
-    HK_FN void convert_scores() {
+    /// The factor of the sums of int8. A lane's two rows have a factor each: their sums are multiplied here.
+    HK_FN void scale_scores() {
         const float key_scale = key_scales_.of(hk::uniform(from_ + u32(at_)));
         if constexpr (kOwn == 1) {
-            // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
-            constexpr float kLeast = 0x1p-126f;
+            // Above 0, so that masked scores stay -inf; small enough for the bias. The largest score is not that of a negative factor: NaN.
+            constexpr float kLeast = 0x1p-126f, kMost = 0x1p+100f;
             scale_ = q_scale_[0] * key_scale;
-            scale_ = scale_ >= 0.0f ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
+            scale_ = scale_ >= 0.0f && scale_ <= kMost ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
         } else {
             scale_ = 1.0f;
-        }
 #pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) {
-            map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
-                if constexpr (kBiased) return pair - kBias;
-                const float low = pair[0], high = pair[1];
-                pair = {float(__builtin_bit_cast(i32, low)), float(__builtin_bit_cast(i32, high))};
-                return kOwn == 1 ? pair : pair * (q_scale_[r] * key_scale);
-            });
+            for (u32 r = 0; r < kOwn; ++r) {
+                map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
+                    const float low = pair[0], high = pair[1];
+                    pair = {float(__builtin_bit_cast(i32, low)), float(__builtin_bit_cast(i32, high))};
+                    return pair * (q_scale_[r] * key_scale);
+                });
+            }
         }
     }
     /// clang 22 inserts at most 19 wait states between an MFMA and an instruction that reads its result; one of 16 passes needs 20 on
@@ -327,7 +325,7 @@ class Dense {
 
     /// Scores to probabilities. Masks only where a row of the wave does not see all keys of the tile.
     HK_FN Probabilities probabilities() {
-        if constexpr (kSage) convert_scores();
+        if constexpr (kSage) scale_scores();
         if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
@@ -341,7 +339,7 @@ class Dense {
                 });
             }
         }
-        softmax_.update(s_, o_, scale_);
+        softmax_.template update<kBias>(s_, o_, scale_);
         if constexpr (kFp8)
             return as_fp8();
         else

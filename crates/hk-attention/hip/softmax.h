@@ -58,19 +58,19 @@ class OnlineSoftmax {
     }
 
     /// Turns scores, to be multiplied by `scale` > 0, into probabilities relative to the base; `o` is rescaled. Masked scores are
-    /// -inf. A NaN makes its row's sum NaN.
-    template <class S, class O>
+    /// -inf. A NaN makes its row's sum NaN. Scores have kBias added; the offset of the exponents takes it away, rounded once for a tile.
+    template <float kBias = 0.0f, class S, class O>
     HK_FN void update(S &s, O &o, float scale) {
         float top[hk::kRowsPerLane];
         bool grows = false;
 #pragma unroll
         for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-            top[r] = hk::reduce_over_lane_groups<kDim>(largest(s, r), Larger{}) * scale;
+            top[r] = (hk::reduce_over_lane_groups<kDim>(largest(s, r), Larger{}) - kBias) * scale;
             grows |= top[r] > bar_[r];
         }
         if (hk::ballot(grows) != 0) rescale(top, o);
 #pragma unroll
-        for (u32 r = 0; r < hk::kRowsPerLane; ++r) exponentiate(s, r, scale);
+        for (u32 r = 0; r < hk::kRowsPerLane; ++r) exponentiate<kBias>(s, r, scale);
     }
 
     /// The base of row `r`, -inf without a visible key, and the sum of its exponentials.
@@ -127,19 +127,25 @@ class OnlineSoftmax {
         }
     }
 
-    template <class S>
+    template <float kBias>
+    HK_FN float offset(u32 r, float scale) const {
+        if constexpr (kBias != 0.0f) return __builtin_fmaf(kBias, scale, base_[r]);
+        return base_[r];
+    }
+
+    template <float kBias, class S>
     HK_FN void exponentiate(S &s, u32 r, float scale) {
         Vec<float, 2> sum = 0.0f;
         map_pairs(s, r, [&](int, Vec<float, 2> pair) {
             if constexpr (hk::kMmaBlocksPackedF32) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    pair[i] = hk::exp2_fast(__builtin_fmaf(pair[i], scale, -base_[r]));
+                    pair[i] = hk::exp2_fast(__builtin_fmaf(pair[i], scale, -offset<kBias>(r, scale)));
                     sum[0] += pair[i];
                 }
             } else {
                 using Pair = Vec<float, 2>;
-                pair = hk::exp2_fast(__builtin_elementwise_fma(pair, Pair(scale), Pair(-base_[r])));
+                pair = hk::exp2_fast(__builtin_elementwise_fma(pair, Pair(scale), Pair(-offset<kBias>(r, scale))));
                 sum += pair;
             }
             return pair;

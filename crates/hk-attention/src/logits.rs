@@ -13,10 +13,11 @@ static DENSE: [(usize, usize, KernelRef<Params>); 3] = [
     (128, 2, Params::kernel("mqa_logits_128")),
     (256, 1, Params::kernel("mqa_logits_256")),
 ];
-static PAGED: [(usize, KernelRef<Params>); 3] = [
-    (64, Params::kernel("mqa_logits_paged_64")),
-    (128, Params::kernel("mqa_logits_paged_128")),
-    (256, Params::kernel("mqa_logits_paged_256")),
+/// Of pages of whole tiles, and of any number of tokens.
+static PAGED: [(usize, [KernelRef<Params>; 2]); 3] = [
+    (64, [Params::kernel("mqa_logits_paged_64"), Params::kernel("mqa_logits_tokens_64")]),
+    (128, [Params::kernel("mqa_logits_paged_128"), Params::kernel("mqa_logits_tokens_128")]),
+    (256, [Params::kernel("mqa_logits_paged_256"), Params::kernel("mqa_logits_tokens_256")]),
 ];
 
 /// Threads of a block.
@@ -28,6 +29,8 @@ const KEYS_OF_TILE: usize = 32;
 /// Keys that a wave walks through at most; of pages.
 const KEYS_OF_CHUNK: usize = 2048;
 const KEYS_OF_PAGED_CHUNK: usize = 256;
+/// Bytes between keys at most, of rows and of pages of whole tiles.
+const MOST_STRIDE: i64 = 1 << 23;
 /// Rows and columns that the kernels count.
 pub(crate) const MOST: usize = (1 << 30) - 1;
 
@@ -134,7 +137,7 @@ fn check_counts(op: &'static str, counts: &[(&'static str, usize)]) -> Result<()
 /// | arg              | shape         | dtype                 | layout                                             |
 /// |------------------|---------------|-----------------------|----------------------------------------------------|
 /// | `q`              | `[Sq, H, D]`  | the device's fp8 e4m3 | unit stride on `D`, other strides multiples of 16  |
-/// | `k`              | `[Sk, D]`     | as `q`                | unit stride on `D`, rows on 16 bytes               |
+/// | `k`              | `[Sk, D]`     | as `q`                | unit stride on `D`, rows on 16 bytes, 2^23 bytes apart at most |
 /// | `k_scale`        | `[Sk]`        | `f32`                 | contiguous                                         |
 /// | `weights`        | `[Sq, H]`     | `f32`                 | unit stride on `H`, any row stride                 |
 /// | `starts`, `ends` | `[Sq]`        | `i32`                 | contiguous                                         |
@@ -183,6 +186,9 @@ pub fn fp8_mqa_logits<'a, F: DeviceFp8>(
     let mut launch = stream.launch(OP);
     let (q_data, q_strides) = rows(OP, &mut launch, "q", &q, 16)?;
     let (k_data, k_strides) = rows(OP, &mut launch, "k", &k, 16)?;
+    if keys > 1 && k_strides[0] > MOST_STRIDE {
+        return Err(Error::stride(OP, "k", k.layout(), format!("rows at most {MOST_STRIDE} bytes apart")));
+    }
     let (weights_data, weights_strides) = rows(OP, &mut launch, "weights", &weights, 4)?;
     let k_scale = vector(OP, &mut launch, "k_scale", &k_scale, keys)?;
     let starts = vector(OP, &mut launch, "starts", &starts, queries)?;
@@ -195,7 +201,7 @@ pub fn fp8_mqa_logits<'a, F: DeviceFp8>(
     let info = stream.device().info();
     let groups = queries.div_ceil(of_wave * THREADS / info.wave_size as usize);
     // Fewer keys of a chunk where that keeps more CUs busy.
-    let wanted = (4 * info.compute_units as usize).div_ceil(groups);
+    let wanted = (2 * info.compute_units as usize).div_ceil(groups);
     let chunk = keys.div_ceil(wanted).next_multiple_of(KEYS_OF_TILE).min(KEYS_OF_CHUNK);
     let chunks = keys.div_ceil(chunk);
     let params = Params {
@@ -369,8 +375,10 @@ pub fn pa_mqa_logits<'a, F: DeviceFp8>(
         clean: clean.into(),
         ..params
     };
-    let (_, kernel) = PAGED.into_iter().find(|(most, _)| columns <= *most).unwrap_or(PAGED[2]);
-    let kernel = stream.kernel(kernel)?;
+    let (_, [of_tiles, of_tokens]) = PAGED.into_iter().find(|(most, _)| columns <= *most).unwrap_or(PAGED[2]);
+    let near = params.k_token.max(params.scale_token) <= MOST_STRIDE;
+    let whole = page_tokens.is_multiple_of(tile_keys(info.wave_size)) && near;
+    let kernel = stream.kernel(if whole { of_tiles } else { of_tokens })?;
     // SAFETY: the checks above make the tensors as large as they count; lengths are clamped to the columns of the output, pages to the cache.
     unsafe { launch.run(&kernel, LaunchConfig::grid_1d(sequences * chunks), &params) }
 }

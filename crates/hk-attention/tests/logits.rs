@@ -1,10 +1,12 @@
 //! `fp8_mqa_logits` and `pa_mqa_logits` at every length, and their refusals.
 
 use crate::common::attention::Builder;
-use hk_attention::{IndexerPages, MqaLogitsInputs, PagedMqaLogitsInputs, fp8_mqa_logits, pa_mqa_logits};
+use hk_attention::{
+    DeviceFp8, IndexerPages, MqaLogitsInputs, PagedMqaLogitsInputs, fp8_mqa_logits, pa_mqa_logits,
+};
 use hk_core::registry::Scalar;
 use hk_core::{Arch, DType, Fp8E4M3, Fp8E4M3Fnuz};
-use hk_testkit::{self as kit, CallElement, Refusals, kind};
+use hk_testkit::{self as kit, CallElement, Gpu, Refusals, kind};
 
 const TYPES: [DType; 2] = [DType::Fp8E4M3Fnuz, DType::Fp8E4M3];
 
@@ -71,7 +73,55 @@ fn lengths_and_pages_are_not_trusted() {
     }
 }
 
-fn dense_refusals<F: CallElement + hk_attention::DeviceFp8>() {
+/// No page at all: every key is NaN.
+#[test]
+fn a_cache_without_pages() {
+    for (tokens, dtype) in [(64, TYPES[0]), (16, TYPES[1])] {
+        Builder::new("pa_mqa_logits")
+            .tensor("q", dtype, [2, 1, 8, 64])
+            .tensor("k", dtype, [0, tokens, 64])
+            .f32("k_scale", [0, tokens])
+            .f32("weights", [2, 8])
+            .integers("context_lens", &[40, 0])
+            .scalar("max_len", Scalar::Count(70))
+            .table("block_table", [2, 3], &[0; 6])
+            .check(&format!("pages of {tokens}"), 1);
+    }
+}
+
+/// Products that are NaN count as 0: of a head whose query is, of all heads of a key that is.
+fn not_a_number<F: DeviceFp8 + CallElement>(gpu: &Gpu, one: F, nan: F) {
+    let (mut q, mut k) = ([one; 2 * 16], [one; 3 * 16]);
+    (q[3], k[16 + 5]) = (nan, nan);
+    let (q, k) = (gpu.upload(&q, [1, 2, 16]), gpu.upload(&k, [3, 16]));
+    let (k_scale, weights) = (gpu.upload(&[1.0f32; 3], [3]), gpu.upload(&[1.0f32, 2.0], [1, 2]));
+    let (starts, ends) = (gpu.upload(&[0i32], [1]), gpu.upload(&[3i32], [1]));
+    let mut out = gpu.poisoned::<f32>([1, 3]);
+    let inputs = MqaLogitsInputs {
+        q: q.view(),
+        k: k.view(),
+        k_scale: k_scale.view(),
+        weights: weights.view(),
+        starts: starts.view(),
+        ends: ends.view(),
+    };
+    fp8_mqa_logits(gpu.stream(), inputs, out.view_mut(), true).unwrap();
+    assert_eq!(gpu.download(&out).data, [32.0, 0.0, 32.0], "{}", gpu.spec());
+}
+
+#[test]
+fn products_that_are_nan() {
+    for gpu in kit::devices() {
+        match gpu.arch() {
+            Arch::Gfx942 => {
+                not_a_number(&gpu, Fp8E4M3Fnuz::from_f32(1.0), Fp8E4M3Fnuz::from_f32(f32::NAN));
+            }
+            _ => not_a_number(&gpu, Fp8E4M3::from_f32(1.0), Fp8E4M3::from_f32(f32::NAN)),
+        }
+    }
+}
+
+fn dense_refusals<F: CallElement + DeviceFp8>() {
     Refusals::new((), |stream, tensors, ()| {
         let inputs = MqaLogitsInputs::<F> {
             q: tensors.input("q"),
@@ -106,10 +156,13 @@ fn dense_refusals<F: CallElement + hk_attention::DeviceFp8>() {
     .refuses(kind!(Shape), &["fp8_mqa_logits: ends"], |call| call.shape("ends", [2]))
     .refuses(kind!(Shape), &["fp8_mqa_logits: out"], |call| call.shape("out", [3, 8]))
     .refuses(kind!(Stride), &["fp8_mqa_logits: k", "rows on 16 bytes"], |call| call.strides("k", [40, 1]))
+    .refuses(kind!(Stride), &["fp8_mqa_logits: k", "8388608 bytes apart"], |call| {
+        call.strides("k", [(1 << 23) + 16, 1]);
+    })
     .refuses_other_devices();
 }
 
-fn paged_refusals<F: CallElement + hk_attention::DeviceFp8>() {
+fn paged_refusals<F: CallElement + DeviceFp8>() {
     Refusals::new((), |stream, tensors, ()| {
         let inputs = PagedMqaLogitsInputs::<F> {
             q: tensors.input("q"),

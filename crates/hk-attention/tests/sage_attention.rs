@@ -182,7 +182,7 @@ fn close_to_attention_of_what_is_quantized() {
         let data = Dense::new([1, 300, 333, 2, 1, 128, 128], 9 + n as u64);
         for gpu in kit::devices() {
             let options = SageOptions { mask: Mask { causal, ..Mask::default() }, ..SageOptions::default() };
-            let (out, _) = data.run(&gpu, &options);
+            let (out, lse) = data.run(&gpu, &options);
             let (problem, [q, k, v]) = (data.problem(), data.wide());
             let scale = 1.0 / 128f64.sqrt();
             let of = sage::Inputs { q: &q, k: &k, v: &v, scale, smooth_k: true };
@@ -195,10 +195,41 @@ fn close_to_attention_of_what_is_quantized() {
                 by(&got.k8, &|i| got.k_scale[i / 128 / 128]),
                 by(&got.v8, &|i| got.v_scale[i % 128]),
             ];
-            let (want, _) = data.exact(&rows, std::f64::consts::LN_2, causal);
+            let (want, of_rows) = data.exact(&rows, std::f64::consts::LN_2, causal);
             let (norm, cosine) = errors(&wide(&out), &want);
             assert!(norm <= 3e-2 && cosine >= 0.999, "{} causal: {causal}: {norm}, {cosine}", gpu.spec());
+            for (i, want) in of_rows.iter().enumerate() {
+                let at = i % 2 * 300 + i / 2;
+                let off = (f64::from(lse.data[at]) - want - got.lse_shift[at]).abs();
+                assert!(off <= 1e-3, "LSE of row {i} on {}, causal: {causal}: {off} off {want}", gpu.spec());
+            }
         }
+    }
+}
+
+/// Of a single key, LSE is a score: integers of normal operands with scales a_q / 127 and a_k / 127 are off by a variance of 1/12 each, so
+/// that it is off by sqrt((a_q^2 + a_k^2) / 12) / 127, 0.0133 for the largest of 256 x 128 and of 128 x 128. Errors of many keys average out.
+#[test]
+fn lse_is_off_by_what_rounding_costs() {
+    let data = Dense::new([1, 256, 256, 2, 2, 128, 128], 3);
+    let (_, lse) = data.exact(&data.wide(), 1.0 / 128f64.sqrt(), false);
+    let score = |i: usize| -> f64 {
+        let row = |x: &[bf16]| -> Vec<f64> { x[i * 128..][..128].iter().map(|x| x.to_f64()).collect() };
+        row(&data.q).iter().zip(row(&data.k)).map(|(q, k)| q * k).sum::<f64>() / 128f64.sqrt()
+    };
+    for gpu in kit::devices() {
+        let off = |options: &SageOptions, want: &dyn Fn(usize) -> f64| -> Vec<[f64; 2]> {
+            let got = data.run(&gpu, options).1;
+            (0..512).map(|i| [f64::from(got.data[i % 2 * 256 + i / 2]) - want(i), want(i)]).collect()
+        };
+        let all = off(&SageOptions::default(), &|i| lse[i]);
+        for [off, want] in all {
+            assert!(off.abs() <= 0.01 + 0.0025 * want.abs(), "{}: {off} off {want}", gpu.spec());
+        }
+        let own = Mask { causal: true, left: Some(0), right: None };
+        let own = off(&SageOptions { mask: own, ..SageOptions::default() }, &score);
+        let rms = (own.iter().map(|[off, _]| off * off).sum::<f64>() / own.len() as f64).sqrt();
+        assert!((0.011..0.016).contains(&rms), "{}: {rms}", gpu.spec());
     }
 }
 
@@ -351,6 +382,10 @@ fn what_is_not_finite() {
         assert!(of_k.iter().enumerate().all(|(i, nan)| *nan == (i / 16 >= 128)), "{}", gpu.spec());
         let all = SageOptions { smooth_k: true, ..options };
         assert!(nans(&k, &all).iter().all(|nan| *nan), "{}", gpu.spec());
+        // Scores beyond what their factor may be.
+        let far = spoilt(|d| &mut d.q, 270 * 16, 1e34);
+        let of_far = nans(&far, &SageOptions { scale: Some(1.0), ..options });
+        assert!(of_far.iter().enumerate().all(|(i, nan)| *nan == (i / 16 >= 256)), "{}", gpu.spec());
         let v = nans(&spoilt(|d| &mut d.v, 7, f32::NAN), &options);
         assert!(v.iter().enumerate().all(|(i, nan)| *nan == (i % 16 == 7)), "{}", gpu.spec());
     }

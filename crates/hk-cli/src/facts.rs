@@ -6,6 +6,7 @@ mod busy;
 mod decode;
 mod experts;
 mod latent;
+mod logits;
 mod merges;
 mod pod;
 mod sage;
@@ -75,6 +76,7 @@ fn tables(operators: &[&'static Operator]) -> Result<String> {
         ("pa_decode", merges::TITLE, merges::table),
         ("pod_attn", pod::TITLE, pod::table),
         ("moe_op", experts::TITLE, experts::table),
+        ("fp8_mqa_logits", logits::TITLE, logits::table),
         ("sage_attention", sage::TITLE, sage::table),
     ];
     sections.iter().filter(|(op, ..)| has(op)).try_fold(all, |text, (_, title, table)| {

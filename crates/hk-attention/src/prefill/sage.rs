@@ -299,7 +299,8 @@ pub fn sage_quantize<'a, T: AttentionElement + Float, F: DeviceFp8>(
 /// | `lse`                      | `[B, Hq, Sq]`               | `f32`                 | any strides                               |
 ///
 /// `Dqk` and `Dv'` are multiples of 16 up to 128, `Dv` is at most `Dv'` and above `Dv' - 16`. Products of `q8` and `k8` are exact.
-/// Probabilities are rounded to fp8 (`bf16` on sm_90). Scales are not negative: a row that sees one that is, or a NaN, is NaN.
+/// Probabilities are rounded to fp8 (`bf16` on sm_90). Scales are not negative: a row that sees one that is, a NaN, or a product of two
+/// above 2^100, is NaN.
 /// Of the options, `scale` and `smooth_k` are those of the quantization, not used here.
 ///
 /// A row without a visible key is 0, its `lse` -inf. One launch. Returns when it is queued.
