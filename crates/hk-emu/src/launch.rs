@@ -19,7 +19,7 @@ use crate::observe::counts::Counts;
 use crate::observe::deadlock::{Circle, Probe};
 use crate::observe::step::{Unwatched, Watch};
 use crate::observe::streams::Touched;
-use crate::observe::{GlobalMemory, Observer, Subject, Undefined};
+use crate::observe::{Observer, Overlapping, Subject, Undefined};
 use crate::program::{Program, TO_GROUPS};
 use crate::schedule::{Next, Schedule, Task, Turn};
 use crate::wave::{GroupInfo, Lanes, Status, Wave, mode};
@@ -83,7 +83,7 @@ pub(crate) struct Launch<'a> {
     pub budget: u64,
     skew: u64,
     pub checks: Checks,
-    global: Option<Arc<Mutex<GlobalMemory>>>,
+    global: Option<Overlapping>,
     details: bool,
     blocks: bool,
     spare: &'a Spare,
@@ -416,6 +416,9 @@ impl<'a> Launch<'a> {
             touched,
             order,
         } = setup;
+        let global = checks
+            .has(Check::Global)
+            .then(|| Overlapping::begin(running.global(), running.device(), &kernel.name, &program));
         let races = checks.has(Check::Lds) || checks.has(Check::Global);
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
@@ -452,7 +455,7 @@ impl<'a> Launch<'a> {
             budget,
             skew: skew.unwrap_or(if races { RACING_SKEW } else { SKEW }),
             checks,
-            global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
+            global,
             details,
             blocks,
             spare,
@@ -819,6 +822,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             if group.info.linear > launch.fault_at.load(Relaxed) {
                 continue;
             }
+            let turn = launch.global.is_some().then(|| node.turn());
             let version = node.version();
             let mut outcome = Outcome::Suspended;
             if fresh.is_none() {
@@ -828,6 +832,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 node.changed();
                 outcome = self.advance(&mut group, false, &Free);
             }
+            drop(turn);
             if !matches!(outcome, Outcome::Waiting) {
                 node.changed();
             }
@@ -913,7 +918,9 @@ impl<'l, 'a> Worker<'l, 'a> {
                 Outcome::Faulted(wave, problem) => Turn::Faulted((wave, group, problem)),
             };
             schedule.end(linear, turn);
-            while let Some(next) = schedule.settle(|| wait.is_some_and(|wait| launch.running.stuck(version, wait))) {
+            while let Some(next) =
+                schedule.settle(|| wait.is_some_and(|wait| launch.running.stuck(version, wait)))
+            {
                 match next {
                     Next::Continue => {}
                     Next::Report(linear, (wave, group, problem)) => {

@@ -208,7 +208,7 @@ struct Inner {
     /// The modelled time, in engine clocks, at the end of the last launch.
     clock: AtomicU64,
     /// Where [`Check::Streams`] is on.
-    order: Option<Mutex<Order>>,
+    order: Option<Arc<Mutex<Order>>>,
 }
 
 /// An emulated device. Clones are the same device.
@@ -244,11 +244,7 @@ impl Machine {
         if let Some(device) = device {
             node.add(device, &memory);
         }
-        let order = options.checks.has(Check::Streams).then(|| {
-            let mut order = Order::default();
-            order.stream();
-            Mutex::new(order)
-        });
+        let order = options.checks.has(Check::Streams).then(|| node.order());
         Machine(
             Arc::new(Inner {
                 options,
@@ -303,7 +299,7 @@ impl Machine {
         if peers.iter().any(|(_, known)| known.ptr_eq(&memory)) {
             return Ok(true);
         }
-        // A device that was opened anew has other memory.
+        // A device that was opened again has other memory.
         peers.retain(|(number, _)| *number != device);
         peers.push((device, memory));
         Ok(false)
@@ -499,11 +495,15 @@ impl Machine {
         let program = self.program(module, kernel);
         let peers: Vec<(u32, Arc<Memory>)> =
             self.peers().iter().filter_map(|(device, memory)| Some((*device, memory.upgrade()?))).collect();
-        let snapshots: Vec<_> =
-            [memory].into_iter().chain(peers.iter().map(|(_, memory)| memory)).map(|m| m.snapshot()).collect();
+        let snapshots: Vec<_> = [memory]
+            .into_iter()
+            .chain(peers.iter().map(|(_, memory)| memory))
+            .map(|m| m.snapshot())
+            .collect();
         let mut allocations: Vec<_> = snapshots.iter().flat_map(|s| s.iter()).map(|a| &**a).collect();
         allocations.extend([&*segment, &*packet_segment]);
-        let view = View::new(allocations, !self.0.options.allow_misaligned);
+        let view = View::new(allocations, !self.0.options.allow_misaligned)
+            .with_peers(peers.iter().map(|(_, memory)| memory));
         let begun = self.begin(&format!("launch of {}", kernel.name));
         let touched = begun.is_some().then(Arc::<Mutex<Touched>>::default);
         let setup = Setup {
@@ -535,7 +535,9 @@ impl Machine {
             let foreign = |at: u64| peers.iter().any(|(_, memory)| memory.holds(at));
             let own = |at: u64| [&segment, &packet_segment].iter().any(|a| a.offset(at, 1).is_some());
             for access in [Access::Read, Access::Write] {
-                for (start, end) in touched.runs(access).into_iter().filter(|(start, _)| !own(*start) && !foreign(*start)) {
+                for (start, end) in
+                    touched.runs(access).into_iter().filter(|(start, _)| !own(*start) && !foreign(*start))
+                {
                     self.used(begun.as_ref(), access, start, end - start).map_err(Fault::Streams)?;
                 }
             }

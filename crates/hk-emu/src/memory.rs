@@ -656,12 +656,30 @@ pub(crate) struct View<'a> {
     allocations: Vec<&'a Allocation>,
     /// Misaligned accesses are errors.
     pub strict: bool,
+    /// Addresses of other devices.
+    peers: Vec<Range<u64>>,
 }
 
 impl<'a> View<'a> {
     pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
         allocations.sort_unstable_by_key(|a| a.base);
-        View { allocations, strict }
+        View { allocations, strict, peers: vec![] }
+    }
+
+    /// The same with the addresses of these other devices.
+    pub fn with_peers<'m>(mut self, peers: impl Iterator<Item = &'m Arc<Memory>>) -> View<'a> {
+        self.peers = peers.map(|memory| memory.addresses.clone()).collect();
+        self
+    }
+
+    /// Whether another device has the address.
+    pub fn is_peer(&self, address: u64) -> bool {
+        self.peers.iter().any(|range| range.contains(&address))
+    }
+
+    /// Whether there may be such addresses.
+    pub fn has_peers(&self) -> bool {
+        !self.peers.is_empty()
     }
 
     /// Whether misaligned accesses are errors.

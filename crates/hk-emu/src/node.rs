@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::memory::{ADDRESSES, Memory, Near};
 use crate::observe::GlobalMemory;
+use crate::observe::streams::Order;
 
 /// A host with several emulated devices: [`MachineOptions::node`](crate::MachineOptions::node). Clones are the same host.
 ///
@@ -28,8 +29,12 @@ struct State {
     version: AtomicU64,
     launches: Mutex<Launches>,
     memories: Mutex<BTreeMap<u32, Weak<Memory>>>,
+    /// Held while a workgroup runs under [`Check::Global`](crate::Check::Global).
+    turn: Mutex<()>,
     /// Of the first device that wanted the time.
-    epoch: std::sync::OnceLock<Instant>,
+    epoch: OnceLock<Instant>,
+    /// For [`Check::Streams`](crate::Check::Streams): marks of one device hold for the others.
+    order: OnceLock<Arc<Mutex<Order>>>,
 }
 
 #[derive(Default)]
@@ -98,6 +103,22 @@ impl Node {
         *self.0.epoch.get_or_init(Instant::now)
     }
 
+    /// Keeps the workgroups of other launches from running: what a check knows of an access is then in the order in which
+    /// memory sees it.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.0.turn)
+    }
+
+    /// The order of all work; its first stream is the host's.
+    pub(crate) fn order(&self) -> Arc<Mutex<Order>> {
+        let order = || {
+            let mut order = Order::default();
+            order.stream();
+            Arc::new(Mutex::new(order))
+        };
+        self.0.order.get_or_init(order).clone()
+    }
+
     /// The device whose memory an address is in, and what lies near it.
     pub(crate) fn near(&self, address: u64) -> Option<(u32, Near)> {
         let memories = lock(&self.0.memories);
@@ -140,6 +161,11 @@ impl Running<'_> {
             .global
             .get_or_insert_with(|| Arc::new(Mutex::new(GlobalMemory::new())))
             .clone()
+    }
+
+    /// The number of its device.
+    pub fn device(&self) -> Option<u32> {
+        lock(&self.node.0.launches).running.get(&self.id).and_then(|entry| entry.device)
     }
 
     /// Every wave of the launch waited at this version of memory. True if that is for ever: no launch of the node has changed

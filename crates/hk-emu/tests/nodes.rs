@@ -1,10 +1,10 @@
 //! Several devices of one host: peer access, flags between devices, deadlocks across them, and races at system scope.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::common::{Args, Random, Rig, options};
-use hk_emu::{Access, Check, Counters, Fault, MachineOptions, MemoryProblem, Module, Near, Node, PeerError};
+use crate::common::{Args, Rig, options};
+use hk_emu::{Access, Check, Counters, Fault, MachineOptions, MemoryProblem, Near, Node, PeerError};
 
 const PRELUDE: &str = r#"
 #define SYSTEM __HIP_MEMORY_SCOPE_SYSTEM
@@ -119,7 +119,9 @@ fn a_rank_that_is_missing_is_a_deadlock() {
         assert_eq!(outcomes.len(), 3);
         for (outcome, rank) in outcomes.into_iter().zip([0, 1, 3]) {
             let fault = outcome.expect_err("rank 2 never arrives");
-            let Fault::Sanitizer { check: Check::Barriers, what, site, near, .. } = &fault else { panic!("{fault}") };
+            let Fault::Sanitizer { check: Check::Barriers, what, site, near, .. } = &fault else {
+                panic!("{fault}")
+            };
             assert!(what.starts_with("deadlock"), "{what}");
             assert!(what.contains(&format!("this launch runs on device {rank}")), "{what}");
             for other in [0, 1, 3].into_iter().filter(|other| *other != rank) {
@@ -153,7 +155,12 @@ fn memory_of_a_device_without_access_is_out_of_reach() {
     let ((a, x), (b, y)) = (rig(0), rig(1));
     let read = || a.launch("read", 1, 64, &Args::new().push(y).push(x));
     let refused = |outcome: Result<Counters, Fault>| match outcome {
-        Err(Fault::Memory { problem, access: Access::Read, near: Some(Near::Allocation { label, base, .. }), .. }) => {
+        Err(Fault::Memory {
+            problem,
+            access: Access::Read,
+            near: Some(Near::Allocation { label, base, .. }),
+            ..
+        }) => {
             assert_eq!((label.as_str(), base), ("x", y));
             problem
         }
@@ -177,7 +184,8 @@ fn memory_of_a_device_without_access_is_out_of_reach() {
 #[test]
 fn peers_are_devices_of_one_node() {
     let node = Node::new();
-    let machine = |node: &Node, device| hk_emu::Machine::new(options("gfx942").node(node, device).expect("a device"));
+    let machine =
+        |node: &Node, device| hk_emu::Machine::new(options("gfx942").node(node, device).expect("a device"));
     let (a, b, c) = (machine(&node, 0), machine(&node, 1), machine(&Node::new(), 1));
     assert_eq!((a.device(), b.device()), (Some(0), Some(1)));
     assert_eq!(a.can_access_peer(&b), Ok(()));
@@ -223,7 +231,7 @@ fn messages_between_devices() {
     let image = compile(MESSAGE);
     for _ in 0..5 {
         let (outcomes, wrong) = message(&image, hk_emu::Checks::NONE);
-        outcomes.into_iter().for_each(|outcome| drop(outcome.expect("it ends")));
+        outcomes.into_iter().for_each(|outcome| assert!(outcome.is_ok(), "{outcome:?}"));
         assert_eq!(wrong, 0);
     }
 }
@@ -238,7 +246,22 @@ fn atomics_at_system_scope() {
     );
     let ranks = Ranks::new(4, &image, |options| options);
     assert!(ranks.launch("count", 3, 30, &[]).iter().all(Result::is_ok));
-    assert_eq!(ranks.rigs[0].download::<u32>(ranks.data[0], 4), [4 * 3 * 256 * 10, 4 * 3 * 256 * 10, 4 * 3 * 256 * 10, 0]);
+    assert_eq!(
+        ranks.rigs[0].download::<u32>(ranks.data[0], 4),
+        [4 * 3 * 256 * 10, 4 * 3 * 256 * 10, 4 * 3 * 256 * 10, 0]
+    );
+}
+
+#[test]
+fn accesses_of_peers_are_counted() {
+    let ranks = Ranks::new(4, &MEET, |options| options.details(true));
+    for outcome in ranks.launch("meet", 2, 3, &[]) {
+        let details = outcome.expect("it ends").details.expect("details");
+        // Data of three others; twice a flag of each.
+        assert_eq!(details.peer_read_bytes, 2 * 3 * 3 * 1024);
+        assert_eq!(details.peer_written_bytes, 2 * 3 * 2 * 3 * 4);
+        assert_eq!(details.peer_wide_bytes, 0);
+    }
 }
 
 /// The constant counter is one clock for all devices: a wait of 20 ms takes them, and another device may end it.
@@ -258,4 +281,75 @@ fn the_constant_counter_is_the_time_of_the_host() {
     assert!(start.elapsed() >= Duration::from_millis(20));
     let expired = |rank: usize| ranks.rigs[rank].download::<u32>(ranks.data[rank], 1)[0];
     assert_eq!((expired(0), expired(1)), (1, 1));
+}
+
+/// What the check of global memory says of a broken message, if anything.
+#[track_caller]
+fn broken(from: &str, to: &str) -> String {
+    assert!(MESSAGE.contains(from));
+    let (outcomes, _) = message(&compile(&MESSAGE.replace(from, to)), Check::Global);
+    let races = outcomes.into_iter().filter_map(Result::err).filter_map(|fault| match fault {
+        Fault::Sanitizer { check: Check::Global, what, .. } => Some(what),
+        // The other rank waits for the one that has stopped.
+        _ => None,
+    });
+    races.last().unwrap_or_else(|| panic!("no race with {to}"))
+}
+
+#[test]
+fn races_between_devices() {
+    let (outcomes, wrong) = message(&compile(MESSAGE), Check::Global);
+    outcomes.into_iter().for_each(|outcome| assert!(outcome.is_ok(), "{outcome:?}"));
+    assert_eq!(wrong, 0);
+    let ranks = Ranks::new(4, &MEET, |options| options.sanitize(Check::Global.into()));
+    for round in 0..2 {
+        for outcome in ranks.launch("meet", 2, 3, &[]) {
+            outcome.unwrap_or_else(|fault| panic!("launch {round}: {fault}"));
+        }
+        // A launch of its own begins behind all that has ended.
+        ranks
+            .flags
+            .iter()
+            .zip(&ranks.rigs)
+            .for_each(|(at, rig)| rig.machine.fill(*at, &[0], 1024).expect("fill"));
+    }
+
+    // Scopes that end at the device: of the release, of the acquire.
+    let agent = "__HIP_MEMORY_SCOPE_AGENT";
+    for (from, to) in [
+        (
+            "STORE(flag, i, __ATOMIC_RELEASE)",
+            format!("__hip_atomic_store(flag, i, __ATOMIC_RELEASE, {agent})"),
+        ),
+        (
+            "while (LOAD(flag, __ATOMIC_ACQUIRE) < i)",
+            format!("while (__hip_atomic_load(flag, __ATOMIC_ACQUIRE, {agent}) < i)"),
+        ),
+    ] {
+        let what = broken(from, &to);
+        assert!(what.contains("not atomic at system scope"), "{what}");
+        assert!(what.contains("of kernel message on device"), "{what}");
+    }
+    // Atomic at system scope, but nothing released, or acquired, to the other device.
+    let fence = |order: &str, scope: &str| format!("__builtin_amdgcn_fence({order}, \"{scope}\")");
+    let relaxed = "STORE(flag, i, __ATOMIC_RELAXED)";
+    for before in [String::new(), fence("__ATOMIC_RELEASE", "agent")] {
+        let what = broken("STORE(flag, i, __ATOMIC_RELEASE)", &format!("{before}; {relaxed}"));
+        assert!(what.contains("sc0 sc1"), "{what}");
+    }
+    for behind in [String::new(), fence("__ATOMIC_ACQUIRE", "agent")] {
+        let poll = "while (LOAD(flag, __ATOMIC_RELAXED) < i) __builtin_amdgcn_s_sleep(1)";
+        let what = broken(
+            "while (LOAD(flag, __ATOMIC_ACQUIRE) < i) __builtin_amdgcn_s_sleep(1)",
+            &format!("{poll}; {behind}"),
+        );
+        assert!(what.contains("buffer_inv sc0 sc1"), "{what}");
+    }
+    // Fences of system scope are enough.
+    let fenced = MESSAGE.replace(
+        "STORE(flag, i, __ATOMIC_RELEASE)",
+        &format!("{}; {relaxed}", fence("__ATOMIC_RELEASE", "")),
+    );
+    let (outcomes, _) = message(&compile(&fenced), Check::Global);
+    outcomes.into_iter().for_each(|outcome| assert!(outcome.is_ok(), "{outcome:?}"));
 }

@@ -154,7 +154,8 @@ const REALTIME_MHZ: u64 = 100;
 /// which all of them share.
 fn time(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let modelled = w.clock * REALTIME_MHZ / Costs::of(e.program.arch).engine_mhz;
-    let realtime = e.group.epoch.map_or(modelled, |epoch| epoch.elapsed().as_nanos() as u64 * REALTIME_MHZ / 1000);
+    let realtime =
+        e.group.epoch.map_or(modelled, |epoch| epoch.elapsed().as_nanos() as u64 * REALTIME_MHZ / 1000);
     w.set_s64(u.d as usize, if u.extra == 1 { realtime } else { w.clock });
     Ctl::Next
 }
