@@ -69,7 +69,7 @@ pub(crate) struct Wait {
 /// Devices of a node, at most.
 const MAX_DEVICES: u32 = 16;
 /// Addresses of each.
-const SHARE: u64 = (ADDRESSES.end - ADDRESSES.start) / MAX_DEVICES as u64 & !0xFFFF_FFFF;
+const SHARE: u64 = ((ADDRESSES.end - ADDRESSES.start) / MAX_DEVICES as u64) & !0xFFFF_FFFF;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -10,29 +10,37 @@ const PRELUDE: &str = r#"
 #define SYSTEM __HIP_MEMORY_SCOPE_SYSTEM
 #define LOAD(p, order) __hip_atomic_load(p, order, SYSTEM)
 #define STORE(p, x, order) __hip_atomic_store(p, x, order, SYSTEM)
+#define RELEASE() __builtin_amdgcn_fence(__ATOMIC_RELEASE, "")
+#define ACQUIRE() __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "")
 struct Ranks { u64 at[8]; };
 "#;
 
-/// Each rank tells all others that it has arrived in each of several rounds, and waits for all of them.
+/// Each rank tells all others that it has arrived in each of several rounds, and waits for all of them. Every wave releases what it
+/// has written: clang 22 drops the wait between the `buffer_wbl2` of a release store and the store where the wave itself has no store
+/// in flight.
 const BARRIER: &str = r#"
 KERNEL void meet(Ranks flags, Ranks data, u32 rank, u32 world, u32 rounds) {
   u32 *own = (u32 *)data.at[rank];
   for (u32 round = 1; round <= rounds; round++) {
     own[256 * BID + TID] = round * (rank + 1); // write
+    RELEASE();
     BARRIER();
     if (TID < world) {
-      STORE((u32 *)flags.at[TID] + 8 * BID + rank, 2 * round, __ATOMIC_RELEASE); // arrive
-      while (LOAD((u32 *)flags.at[rank] + 8 * BID + TID, __ATOMIC_ACQUIRE) < 2 * round) __builtin_amdgcn_s_sleep(1); // wait
+      STORE((u32 *)flags.at[TID] + 8 * BID + rank, 2 * round, __ATOMIC_RELAXED); // arrive
+      while (LOAD((u32 *)flags.at[rank] + 8 * BID + TID, __ATOMIC_RELAXED) < 2 * round) __builtin_amdgcn_s_sleep(1); // wait
     }
+    ACQUIRE();
     BARRIER();
     u32 sum = 0;
     for (u32 r = 0; r < world; r++) sum += ((u32 *)data.at[r])[256 * BID + TID]; // read
     own[4096 + 256 * BID + TID] = sum;
+    RELEASE();
     BARRIER();
     if (TID < world) {
-      STORE((u32 *)flags.at[TID] + 8 * BID + rank, 2 * round + 1, __ATOMIC_RELEASE);
-      while (LOAD((u32 *)flags.at[rank] + 8 * BID + TID, __ATOMIC_ACQUIRE) < 2 * round + 1) __builtin_amdgcn_s_sleep(1);
+      STORE((u32 *)flags.at[TID] + 8 * BID + rank, 2 * round + 1, __ATOMIC_RELAXED);
+      while (LOAD((u32 *)flags.at[rank] + 8 * BID + TID, __ATOMIC_RELAXED) < 2 * round + 1) __builtin_amdgcn_s_sleep(1);
     }
+    ACQUIRE();
     BARRIER();
   }
 }

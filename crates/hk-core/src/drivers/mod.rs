@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 
 const OP: &str = "Device::open";
-const WANT: &str = "emu:gfx942, emu:gfx950, emu:gfx942:N, emu:gfx950:N, hip:N or cuda:N";
+const WANT: &str = "emu:gfx942, emu:gfx950, hip:N or cuda:N";
 
 /// Opens what a device string names.
 pub(crate) fn open(spec: &str) -> Result<Box<dyn Driver>> {

@@ -9,7 +9,7 @@ struct Params {
 };
 
 // Sets the first flag, and waits for the second one if asked to.
-__device__ void meet(const Params &p) {
+__device__ void exchange(const Params &p) {
     if (hk::thread_x() != 0) return;
     const auto flag = [](hk::u64 at) { return reinterpret_cast<hk::GlobalPtr<hk::u32>>(at); };
     __scoped_atomic_store_n(flag(p.theirs), 1u, __ATOMIC_RELEASE, __MEMORY_SCOPE_SYSTEM);
@@ -19,4 +19,4 @@ __device__ void meet(const Params &p) {
 }
 }  // namespace
 
-HK_ENTRY(meet, 64, meet)
+HK_ENTRY(meet, 64, exchange)
