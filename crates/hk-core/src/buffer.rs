@@ -110,11 +110,17 @@ pub struct Storage {
 impl Storage {
     /// Uninitialised memory.
     pub fn new(stream: &Stream, bytes: usize, label: &dyn fmt::Display) -> Result<Self> {
+        Self::allocate(stream, bytes, || stream.driver().malloc(stream.handle(), bytes as u64, label))
+    }
+
+    /// Uninitialised memory that several devices access at the same time.
+    pub fn new_shared(stream: &Stream, bytes: usize, label: &dyn fmt::Display) -> Result<Self> {
+        Self::allocate(stream, bytes, || stream.driver().malloc_shared(stream.handle(), bytes as u64, label))
+    }
+
+    fn allocate(stream: &Stream, bytes: usize, malloc: impl FnOnce() -> Result<u64>) -> Result<Self> {
         stream.expect_no_capture("alloc")?;
-        let addr = match bytes {
-            0 => EMPTY,
-            _ => stream.driver().malloc(stream.handle(), bytes as u64, label)?,
-        };
+        let addr = if bytes == 0 { EMPTY } else { malloc()? };
         Ok(Self { home: stream.clone(), addr, bytes, visitors: Mutex::default() })
     }
 
@@ -132,10 +138,25 @@ impl Storage {
 
     /// Called before work that uses the memory is queued on `stream`.
     pub fn used_on(&self, op: &'static str, arg: &'static str, stream: &Stream) -> Result<()> {
+        stream.device().expect_same(op, arg, self.device())?;
+        self.visited(op, arg, stream)
+    }
+
+    /// The same where kernels of other devices may use the memory, too.
+    pub fn shared_on(&self, op: &'static str, arg: &'static str, stream: &Stream) -> Result<()> {
+        if !stream.device().reaches(self.device()) {
+            stream.device().expect_same(op, arg, self.device())?;
+        }
+        let visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = visitors.contains(stream);
+        drop(visitors);
+        if known { Ok(()) } else { self.visited(op, arg, stream) }
+    }
+
+    fn visited(&self, op: &'static str, arg: &'static str, stream: &Stream) -> Result<()> {
         if *stream == self.home {
             return Ok(());
         }
-        stream.device().expect_same(op, arg, self.device())?;
         if stream.captures() || self.home.captures() {
             let what = format!("{arg}, a buffer of another stream,");
             let reason = "a capture orders no streams; use buffers of the stream that captures".into();
@@ -177,11 +198,13 @@ impl Unused {
         }
         let (driver, home) = (self.home.driver(), self.home.handle());
         for visitor in &self.visitors {
-            let ordered = driver
+            // A visitor may be a stream of another device.
+            let ordered = visitor
+                .driver()
                 .record(visitor.handle())
                 .and_then(|event| driver.wait(home, &event, Dependency::Lifetime));
             // Without an event, wait here; if that fails too, leak the memory rather than reuse it.
-            if ordered.is_err() && driver.synchronize(visitor.handle()).is_err() {
+            if ordered.is_err() && visitor.driver().synchronize(visitor.handle()).is_err() {
                 return;
             }
         }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 /// | string | device |
 /// |---|---|
 /// | `emu:gfx942`, `emu:gfx950` | the emulator (feature `emu`, on by default) |
+/// | `emu:gfx942:N` | emulated GPU number N (0 to 15) of one host: [`enable_peer_access`](Device::enable_peer_access) |
 /// | `hip:N` | AMD GPU number N through the ROCm runtime (feature `hip`) |
 /// | `cuda:N` | NVIDIA GPU number N, Hopper or later, for measuring (feature `cuda`; kernels built with `HK_TARGETS` naming `sm_90`, or for Hopper `sm_90a`) |
 ///
@@ -34,6 +35,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 /// | `skew=N` | modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 16; under `sanitize=lds` and `=global` 262144): only kernels with races give other results |
 /// | `sanitize=NAMES` | checks that every launch runs under: `all`, or names as of [`Checks`](crate::Checks) with `,` or `+` between; the default is what the environment variable `HK_SANITIZE` names, else none |
 /// | `mfma=fma`, `mfma=cdna3-exact` | how matrix instructions round, in place of the environment variable `HK_MFMA` |
+/// | `node=NAME` | of a device with a number: the emulated host that it is in; devices of two hosts have nothing to do with each other |
+/// | `patience_ms=N` | time after which launches that only wait for memory are reported as a deadlock (default: 1000; with a number 10000) |
 /// | `delay_ms=N` | pause before each piece of queued work, so that tests meet real asynchrony |
 ///
 /// ```
@@ -52,6 +55,8 @@ struct Inner {
     id: u64,
     driver: Box<dyn Driver>,
     modules: Modules,
+    /// Devices whose memory its kernels can access, by `id`.
+    peers: Mutex<Vec<u64>>,
 }
 
 /// What a device is and what it has.
@@ -127,7 +132,7 @@ impl Device {
     pub fn open_apart(spec: &str) -> Result<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let (driver, id) = (drivers::open(spec)?, NEXT_ID.fetch_add(1, Ordering::Relaxed));
-        Ok(Self(Arc::new(Inner { id, driver, modules: Modules::default() })))
+        Ok(Self(Arc::new(Inner { id, driver, modules: Modules::default(), peers: Mutex::default() })))
     }
 
     /// Opens what the environment variable `HK_DEVICE` names, else the first AMD GPU, else `emu:gfx942`.
@@ -185,6 +190,48 @@ impl Device {
     /// enough memory.
     pub fn alloc_host<T: Element>(&self, len: usize) -> Result<HostBuffer<T>> {
         HostBuffer::new(self, len)
+    }
+
+    /// Whether kernels of this device could access the memory of `peer`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if the driver fails.
+    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        Ok(self.peer_problem(peer)?.is_none())
+    }
+
+    /// Lets kernels of this device access what [`Stream::alloc_shared`] allocates on `peer`, in this direction only. To enable it again, or
+    /// for the device itself, is nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the devices have no such access, [`Error::Driver`].
+    pub fn enable_peer_access(&self, peer: &Device) -> Result<()> {
+        if self.reaches(peer) {
+            return Ok(());
+        }
+        if let Some(reason) = self.peer_problem(peer)? {
+            let what = format!("access of {} to the memory of {}", self.spec(), peer.spec());
+            return Err(Error::Unsupported { op: "Device::enable_peer_access", what, reason });
+        }
+        self.driver().enable_peer_access(peer.driver())?;
+        self.0.peers.lock().unwrap_or_else(PoisonError::into_inner).push(peer.id());
+        Ok(())
+    }
+
+    /// Why there is no peer access.
+    fn peer_problem(&self, peer: &Device) -> Result<Option<String>> {
+        if self == peer {
+            return Ok(None);
+        }
+        if self.info().driver != peer.info().driver {
+            return Ok(Some("they are devices of two drivers".into()));
+        }
+        Ok(self.driver().can_access_peer(peer.driver())?.err())
+    }
+
+    /// Whether kernels can access the memory of that device.
+    pub(crate) fn reaches(&self, other: &Device) -> bool {
+        self == other || self.0.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&other.id())
     }
 
     /// The kernels that were asked for on this device since it was opened, by name: what an operator really runs.

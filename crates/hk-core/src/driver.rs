@@ -59,14 +59,24 @@ pub(crate) struct Dispatch<'a> {
 /// Work on a stream runs in order; different streams are ordered by events only. Everything but `synchronize`,
 /// `read`, `write`, `take_counters` and `take_profiles` returns once the work is queued. A failure of queued work is reported by
 /// the next synchronising call.
-pub(crate) trait Driver: Send + Sync {
+pub(crate) trait Driver: Any + Send + Sync {
     fn info(&self) -> &DeviceInfo;
+
+    /// Whether kernels can be given access to the memory of `peer`, a device of the same driver; else why not.
+    fn can_access_peer(&self, peer: &dyn Driver) -> Result<std::result::Result<(), String>>;
+    /// Gives kernels access to what `malloc_shared` of `peer` gives; again is nothing. `can_access_peer` holds.
+    fn enable_peer_access(&self, peer: &dyn Driver) -> Result<()>;
 
     fn create_stream(&self) -> Result<Handle>;
     fn synchronize(&self, stream: &Handle) -> Result<()>;
 
     /// Memory for work that is queued on `stream` from now on, aligned to 256 bytes. `bytes > 0`.
     fn malloc(&self, stream: &Handle, bytes: u64, label: &dyn fmt::Display) -> Result<u64>;
+    /// The same of memory that kernels of this device and its peers access at the same time: not cached beyond the scope of an
+    /// access. Blocks until it is there.
+    fn malloc_shared(&self, stream: &Handle, bytes: u64, label: &dyn fmt::Display) -> Result<u64> {
+        self.malloc(stream, bytes, label)
+    }
     /// Releases memory once everything queued on `stream` so far is done.
     fn free(&self, stream: &Handle, addr: u64);
     /// Zeroed host memory that asynchronous copies can use, aligned to 64 bytes. `bytes > 0`.

@@ -190,6 +190,16 @@ pub enum Error {
         /// What was being done: device, kernel, grid, LDS. Empty, or begins with `: `.
         context: String,
     },
+    /// A rank of a communicator did not arrive in time. The communicator is aborted: every later call gives this again.
+    #[error("{op}: rank {rank} waited for rank {missing} in vain; the communicator is aborted")]
+    Timeout {
+        /// Operation.
+        op: &'static str,
+        /// The rank that waited.
+        rank: usize,
+        /// The rank that did not arrive.
+        missing: usize,
+    },
     /// No device answers to a device string.
     #[error("device {spec}: {reason}")]
     NoDevice {

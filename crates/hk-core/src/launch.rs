@@ -1,5 +1,6 @@
 //! Kernel launches.
 
+use crate::buffer::DeviceBuffer;
 use crate::driver::Dispatch;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -125,6 +126,21 @@ impl<'a> Launch<'a> {
     ) -> Result<u64> {
         tensor.storage().used_on(self.op, arg, self.stream)?;
         Ok(tensor.addr())
+    }
+
+    /// The address of memory that kernels of several devices access while they run: of this device, or of one that it has peer
+    /// access to ([`Device::enable_peer_access`](crate::Device::enable_peer_access)). Who reads and writes it when is the
+    /// kernels' business.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] for memory of a device without peer access.
+    pub fn shared_address<T: Element>(
+        &mut self,
+        arg: &'static str,
+        buffer: &'a DeviceBuffer<T>,
+    ) -> Result<u64> {
+        buffer.storage.shared_on(self.op, arg, self.stream)?;
+        Ok(buffer.storage.addr())
     }
 
     /// An input that may be absent: [`GlobalLayout::ABSENT`] then.

@@ -130,6 +130,21 @@ impl Stream {
         Ok(buffer)
     }
 
+    /// A new buffer of `len` zeros that kernels of this device and of its peers can access at the same time
+    /// ([`Launch::shared_address`], [`Device::enable_peer_access`]): fine-grained memory, in which accesses at system scope are
+    /// seen by all. Returns when it is there.
+    ///
+    /// # Errors
+    /// As [`alloc_zeroed`](Self::alloc_zeroed).
+    pub fn alloc_shared<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = byte_size::<T>(len)?;
+        let label = format_args!("shared {} x {len}", T::DTYPE);
+        let buffer = DeviceBuffer::new(Storage::new_shared(self, bytes, &label)?, len);
+        self.fill_bytes(&buffer.storage, 0)?;
+        self.synchronize()?;
+        Ok(buffer)
+    }
+
     /// A new buffer of `len` elements with arbitrary contents.
     ///
     /// # Errors
@@ -143,9 +158,7 @@ impl Stream {
     }
 
     fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).filter(|&b| b <= i64::MAX as usize).ok_or_else(|| {
-            Error::too_large("alloc", "len", format!("{len} elements of {}", T::DTYPE), i64::MAX as u64)
-        })?;
+        let bytes = byte_size::<T>(len)?;
         let label = format_args!("{} x {len}", T::DTYPE);
         Ok(DeviceBuffer::new(Storage::new(self, bytes, &label)?, len))
     }
@@ -376,6 +389,12 @@ impl Stream {
         self.expect_no_capture("Stream::read")?;
         self.driver().read(self.handle(), storage.addr(), data)
     }
+}
+
+fn byte_size<T: Element>(len: usize) -> Result<usize> {
+    len.checked_mul(size_of::<T>()).filter(|&b| b <= i64::MAX as usize).ok_or_else(|| {
+        Error::too_large("alloc", "len", format!("{len} elements of {}", T::DTYPE), i64::MAX as u64)
+    })
 }
 
 fn expect_len(op: &'static str, arg: &'static str, got: usize, want: usize) -> Result<()> {

@@ -10,6 +10,7 @@ mod hip_driver;
 mod kernels;
 mod layout;
 mod math;
+mod peers;
 mod quant;
 mod registry;
 mod streams;

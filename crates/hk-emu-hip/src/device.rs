@@ -199,7 +199,7 @@ impl Device {
             87 => int(self.arch.wave_size().into()), // WarpSize
             88 | 90 => 1,              // MemoryPools, HostRegister
             10_000 | 10_017 => 100_000, // ClockInstructionRate, WallClockRate
-            // What these devices have not: textures, peers, cooperative launches, virtual memory management, ..
+            // What these devices have not: textures, cooperative launches, virtual memory management, ..
             0..=91 | 10_001..=10_017 => 0,
             _ => return None,
         })
@@ -356,28 +356,35 @@ api! {
     }
 
     fn hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
-        known_device(device)?;
-        known_device(peer)?;
-        put(can, 0)
+        let (device, peer) = (known_device(device)?, known_device(peer)?);
+        put(can, device.machine.can_access_peer(&peer.machine).is_ok().into())
     }
 
     fn hipDeviceEnablePeerAccess(peer: c_int, flags: c_uint) {
-        if flags != 0 || known_device(peer)?.ordinal == runtime().current()?.ordinal {
+        let (device, peer) = (runtime().current()?, known_device(peer)?);
+        if flags != 0 || peer.ordinal == device.ordinal {
             return Err(HipError::INVALID_VALUE);
         }
-        Err(HipError::PEER_ACCESS_UNSUPPORTED)
+        match device.machine.enable_peer(&peer.machine) {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(HipError::PEER_ACCESS_ALREADY_ENABLED),
+            Err(_) => Err(HipError::PEER_ACCESS_UNSUPPORTED),
+        }
     }
 
     fn hipDeviceDisablePeerAccess(peer: c_int) {
-        known_device(peer)?;
-        Err(HipError::PEER_ACCESS_NOT_ENABLED)
+        let (device, peer) = (runtime().current()?, known_device(peer)?);
+        if device.machine.disable_peer(&peer.machine) { Ok(()) } else { Err(HipError::PEER_ACCESS_NOT_ENABLED) }
     }
 
     fn hipDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, device: c_int, peer: c_int) {
-        if !(0..4).contains(&attribute) || known_device(device)?.ordinal == known_device(peer)?.ordinal {
+        let (device, peer) = (known_device(device)?, known_device(peer)?);
+        if !(0..4).contains(&attribute) || device.ordinal == peer.ordinal {
             return Err(HipError::INVALID_VALUE);
         }
-        put(value, 0)
+        // Access, and atomics over the link; no rank of performance, no arrays.
+        let has = matches!(attribute, 1 | 2) && device.machine.can_access_peer(&peer.machine).is_ok();
+        put(value, has.into())
     }
 
     fn hipCtxCreate(ctx: *mut u64, _flags: c_uint, device: c_int) {

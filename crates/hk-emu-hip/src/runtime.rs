@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::Arch;
-use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics};
+use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
 
 use crate::error::{HipError, Result, SUCCESS};
 use crate::memory::Block;
@@ -197,6 +197,8 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
     if specs.len() > MAX_DEVICES {
         return Err(format!("more than {MAX_DEVICES} devices"));
     }
+    // A single device has all host threads; several run side by side, each on the thread that launches.
+    let node = (specs.len() > 1).then(Node::new);
     let device = |(ordinal, spec): (usize, &&str)| {
         let (target, rest) = spec.split_once('?').unwrap_or((spec, ""));
         let arch: Arch = target
@@ -205,7 +207,13 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
             .filter(|a: &Arch| a.is_amd())
             .ok_or_else(|| format!("`{target}` is neither gfx942 nor gfx950"))?;
         let first = FIRST_ADDRESS + ordinal as u64 * ADDRESSES_PER_DEVICE;
-        let mut options = defaults.clone().arch(arch).addresses(first..first + ADDRESSES_PER_DEVICE);
+        let mut options = defaults.clone().arch(arch);
+        if let Some(node) = &node {
+            options = options
+                .node(node, ordinal as u32)
+                .ok_or_else(|| format!("more than {MAX_DEVICES} devices"))?;
+        }
+        options = options.addresses(first..first + ADDRESSES_PER_DEVICE);
         for option in rest.split('&').filter(|o| !o.is_empty()) {
             let wrong = || {
                 format!(

@@ -15,6 +15,10 @@ unsafe extern "C" {
     fn hipSetDevice(device: c_int) -> c_int;
     fn hipGetDevice(device: *mut c_int) -> c_int;
     fn hipDeviceReset() -> c_int;
+    fn hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> c_int;
+    fn hipDeviceEnablePeerAccess(peer: c_int, flags: u32) -> c_int;
+    fn hipDeviceDisablePeerAccess(peer: c_int) -> c_int;
+    fn hipDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, device: c_int, peer: c_int) -> c_int;
     fn hipDeviceSynchronize() -> c_int;
     fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
     fn hipGetDevicePropertiesR0600(properties: Ptr, device: c_int) -> c_int;
@@ -86,6 +90,8 @@ const INVALID_HANDLE: c_int = 400;
 const NOT_FOUND: c_int = 500;
 const ILLEGAL_ADDRESS: c_int = 700;
 const TIME_OUT: c_int = 702;
+const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+const PEER_ACCESS_NOT_ENABLED: c_int = 705;
 const DESTROYED: c_int = 709;
 const ALREADY_REGISTERED: c_int = 712;
 const NOT_REGISTERED: c_int = 713;
@@ -704,13 +710,33 @@ fn child_has_two_devices() {
     ok!(hipPointerGetAttributes(&mut attributes, second));
     assert_eq!(attributes.device, 1);
 
-    // A kernel cannot reach the other device's memory; its own device is unharmed by that.
+    // Without peer access a kernel cannot reach the other device's memory; its own device is unharmed by that.
     let mut far = first;
     assert_eq!(launch(function(module, "poke"), 1, 64, 0, &mut [address(&mut far)]), SUCCESS);
     want!(ILLEGAL_ADDRESS, hipDeviceSynchronize());
     ok!(hipSetDevice(0));
     ok!(hipDeviceSynchronize());
     assert_eq!(download::<i32>(first, 64), data);
+    // With it, it does.
+    let [mut can, mut atomics] = [-1; 2];
+    ok!(hipDeviceCanAccessPeer(&mut can, 1, 0));
+    ok!(hipDeviceGetP2PAttribute(&mut atomics, 2, 1, 0));
+    assert_eq!((can, atomics), (1, 1));
+    ok!(hipDeviceCanAccessPeer(&mut can, 1, 1));
+    assert_eq!(can, 0);
+    ok!(hipSetDevice(1));
+    ok!(hipDeviceReset());
+    let mut module = null_mut();
+    ok!(hipModuleLoadData(&mut module, image.as_ptr().cast()));
+    want!(INVALID_VALUE, hipDeviceEnablePeerAccess(1, 0));
+    want!(PEER_ACCESS_NOT_ENABLED, hipDeviceDisablePeerAccess(0));
+    ok!(hipDeviceEnablePeerAccess(0, 0));
+    want!(PEER_ACCESS_ALREADY_ENABLED, hipDeviceEnablePeerAccess(0, 0));
+    assert_eq!(launch(function(module, "poke"), 1, 64, 0, &mut [address(&mut far)]), SUCCESS);
+    ok!(hipDeviceSynchronize());
+    assert_eq!(download::<i32>(first, 64)[0], 42);
+    ok!(hipDeviceDisablePeerAccess(0));
+    ok!(hipSetDevice(0));
     // Streams and events belong to a device.
     let (mut stream, mut event) = (null_mut(), null_mut());
     ok!(hipStreamCreate(&mut stream));

@@ -123,6 +123,12 @@ counts! {
         drains,
         /// Bytes of global memory that lanes read or write 16 at a time.
         wide_bytes,
+        /// Bytes that active lanes read from the memory of other devices, atomics included: over links.
+        peer_read_bytes,
+        /// Bytes that active lanes write to the memory of other devices, atomics included.
+        peer_written_bytes,
+        /// Bytes of both that lanes access 16 at a time.
+        peer_wide_bytes,
         /// Bytes read from LDS by active lanes, atomics included.
         lds_read_bytes,
         /// Bytes written to LDS by active lanes, atomics and loads to LDS included.

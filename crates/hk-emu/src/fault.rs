@@ -23,6 +23,8 @@ pub enum MemoryProblem {
     Misaligned,
     /// A store to code or constants.
     ReadOnly,
+    /// The bytes belong to another device, to which peer access is not enabled.
+    NoPeerAccess,
 }
 
 impl fmt::Display for MemoryProblem {
@@ -32,6 +34,7 @@ impl fmt::Display for MemoryProblem {
             MemoryProblem::UseAfterFree => "use-after-free",
             MemoryProblem::Misaligned => "misaligned",
             MemoryProblem::ReadOnly => "read-only",
+            MemoryProblem::NoPeerAccess => "not enabled peer",
         })
     }
 }

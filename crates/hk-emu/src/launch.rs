@@ -13,14 +13,15 @@ use crate::counters::Counters;
 use crate::exec::{Ctl, Env, Uop, indexed};
 use crate::fault::{Access, Fault, Finding, MemoryProblem, Place, Problem, Site, Space};
 use crate::loader::Module;
-use crate::memory::{Allocation, POISON, View};
+use crate::memory::{Allocation, Near, POISON, View};
+use crate::node::{Running, Wait};
 use crate::observe::counts::Counts;
 use crate::observe::deadlock::{Circle, Probe};
 use crate::observe::step::{Unwatched, Watch};
 use crate::observe::streams::Touched;
-use crate::observe::{GlobalMemory, Observer, Subject, Undefined};
+use crate::observe::{Observer, Overlapping, Subject, Undefined};
 use crate::program::{Program, TO_GROUPS};
-use crate::schedule::{Next, PATIENCE, Schedule, Task, Turn};
+use crate::schedule::{Next, Schedule, Task, Turn};
 use crate::wave::{GroupInfo, Lanes, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
@@ -82,11 +83,13 @@ pub(crate) struct Launch<'a> {
     pub budget: u64,
     skew: u64,
     pub checks: Checks,
-    global: Option<Arc<Mutex<GlobalMemory>>>,
+    global: Option<Overlapping>,
     details: bool,
     blocks: bool,
     spare: &'a Spare,
-    active: &'a AtomicU64,
+    running: Running<'a>,
+    peers: Vec<u32>,
+    epoch: Option<Instant>,
     /// The device's modelled time at the end of the launches so far, and where this one begins.
     clock: &'a AtomicU64,
     start: u64,
@@ -182,8 +185,6 @@ pub(crate) struct Counted {
 struct Waiting {
     /// Host threads that run workgroups.
     threads: AtomicU64,
-    /// Counted up around whatever may change memory.
-    version: AtomicU64,
     /// A version of memory, and how many threads hold only workgroups that spin at that version.
     stuck: Mutex<(u64, u64)>,
     /// A thread has reported that.
@@ -202,6 +203,8 @@ const CIRCLE: u64 = 1 << 12;
 const CIRCLE_SLEEPS: u32 = 64;
 /// Turns in a row that ended in a sleep, for each wave, after which the workgroup yields.
 const SLEEPS: usize = 4;
+/// Pause of a host thread whose workgroups all sleep.
+const SLEEP: Duration = Duration::from_micros(50);
 /// Instructions after which a wave's turn is over even if other waves see none of them.
 const UNSEEN: u64 = 1 << 16;
 /// Bytes of wave state that suspended workgroups of one thread may hold.
@@ -341,8 +344,12 @@ pub(crate) struct Setup<'a> {
     pub details: bool,
     /// Count each workgroup by itself, too.
     pub blocks: bool,
-    /// Launches of the machine that run.
-    pub active: &'a AtomicU64,
+    /// The launch among those of its node.
+    pub running: Running<'a>,
+    /// The devices of the node that it has peer access to.
+    pub peers: Vec<u32>,
+    /// When the constant counter began, where it counts the time of the host.
+    pub epoch: Option<Instant>,
     /// The modelled time of the machine.
     pub clock: &'a AtomicU64,
     /// Where the bytes that are accessed are noted.
@@ -402,11 +409,16 @@ impl<'a> Launch<'a> {
             checks,
             details,
             blocks,
-            active,
+            running,
+            peers,
+            epoch,
             clock,
             touched,
             order,
         } = setup;
+        let global = checks
+            .has(Check::Global)
+            .then(|| Overlapping::begin(running.global(), running.device(), &kernel.name, &program));
         let races = checks.has(Check::Lds) || checks.has(Check::Global);
         let d = &kernel.descriptor;
         let mut user_sgprs = vec![];
@@ -443,11 +455,13 @@ impl<'a> Launch<'a> {
             budget,
             skew: skew.unwrap_or(if races { RACING_SKEW } else { SKEW }),
             checks,
-            global: checks.has(Check::Global).then(|| Arc::new(Mutex::new(GlobalMemory::new()))),
+            global,
             details,
             blocks,
             spare,
-            active,
+            running,
+            peers,
+            epoch,
             clock,
             start: clock.load(SeqCst),
             touched,
@@ -561,6 +575,7 @@ impl<'a> Launch<'a> {
                 all / each
             );
         }
+        finding.what += &self.running.verdict();
         let wave = &mut waves[wave];
         wave.pc = index;
         self.report(info.linear, info.id, wave, Problem::Finding(finding));
@@ -597,7 +612,7 @@ impl<'a> Launch<'a> {
             Problem::Finding(finding) => {
                 let Finding { check, what, lane, address, other } = *finding;
                 let near = address.filter(|(space, _)| *space == Space::Global);
-                let near = near.map(|(_, address)| self.module.memory().near(address));
+                let near = near.map(|(_, address)| self.near(address).1);
                 Fault::Sanitizer {
                     site,
                     check,
@@ -628,8 +643,15 @@ impl<'a> Launch<'a> {
         })
     }
 
+    /// What lies near an address, and on which device if that is another one.
+    fn near(&self, address: u64) -> (Option<u32>, Near) {
+        let own = self.module.memory();
+        let other = if own.holds(address) { None } else { self.running.node.near(address) };
+        other.map_or_else(|| (None, own.near(address)), |(device, near)| (Some(device), near))
+    }
+
     /// What is wrong with an access to global memory, and what lies near it.
-    fn memory_near(&self, access: Access, address: u64, bytes: u32) -> (MemoryProblem, crate::memory::Near) {
+    fn memory_near(&self, access: Access, address: u64, bytes: u32) -> (MemoryProblem, Near) {
         let mut hint = u32::MAX;
         let problem = match self.memory.find(address, bytes.into(), &mut hint) {
             Some((allocation, _)) if !allocation.writable && access != Access::Read => {
@@ -638,9 +660,15 @@ impl<'a> Launch<'a> {
             Some(_) => MemoryProblem::Misaligned,
             None => MemoryProblem::OutOfBounds,
         };
-        let near = self.module.memory().near(address);
+        let (device, near) = self.near(address);
+        let foreign = device.is_some_and(|device| !self.peers.contains(&device));
         let problem = match &near {
-            crate::memory::Near::Allocation { freed: true, offset, size, .. }
+            Near::Allocation { freed: false, offset, size, .. }
+                if foreign && *offset >= 0 && (*offset as u64) < *size =>
+            {
+                MemoryProblem::NoPeerAccess
+            }
+            Near::Allocation { freed: true, offset, size, .. }
                 if problem == MemoryProblem::OutOfBounds && *offset >= 0 && (*offset as u64) < *size =>
             {
                 MemoryProblem::UseAfterFree
@@ -661,6 +689,18 @@ struct Group {
     tally: Option<Tally>,
     /// The first wave that waits, if all that can run do.
     circle: Option<(usize, Circle)>,
+    /// Its last turn ended because its waves sleep.
+    slept: bool,
+}
+
+impl Group {
+    /// The wave that is named for it where all wait.
+    fn wait(&self) -> Option<Wait> {
+        let (wave, circle) = self.circle.as_ref()?;
+        let address = circle.finding.address.filter(|(space, _)| *space == Space::Global);
+        let address = address.map(|(_, address)| address);
+        Some(Wait { workgroup: self.info.id, wave: *wave as u32, address })
+    }
 }
 
 /// How a workgroup's time slice ended.
@@ -763,11 +803,12 @@ impl<'l, 'a> Worker<'l, 'a> {
         let launch = self.launch;
         let mut suspended: VecDeque<Group> = VecDeque::new();
         let mut room = launch.room();
-        let waiting = &launch.waiting;
+        let (waiting, node) = (&launch.waiting, launch.running.node);
         waiting.threads.fetch_add(1, SeqCst);
         // Consecutive workgroups that only wait, since which version, and the version that was published.
         let (mut circles, mut since, mut told) = (0, 0, u64::MAX);
-        let mut patience = None;
+        // Consecutive turns that ended in a sleep.
+        let mut slept = 0;
         loop {
             // New workgroups go before suspended ones: those wait for something.
             let fresh = if suspended.len() < room { launch.claim() } else { None };
@@ -781,25 +822,33 @@ impl<'l, 'a> Worker<'l, 'a> {
             if group.info.linear > launch.fault_at.load(Relaxed) {
                 continue;
             }
-            let version = waiting.version.load(SeqCst);
+            let turn = launch.global.is_some().then(|| node.turn());
+            let version = node.version();
             let mut outcome = Outcome::Suspended;
             if fresh.is_none() {
                 outcome = self.advance(&mut group, true, &Free);
             }
             if matches!(outcome, Outcome::Suspended) {
-                waiting.version.fetch_add(1, SeqCst);
+                node.changed();
                 outcome = self.advance(&mut group, false, &Free);
             }
+            drop(turn);
             if !matches!(outcome, Outcome::Waiting) {
-                patience = None;
-                waiting.version.fetch_add(1, SeqCst);
+                node.changed();
             }
+            slept = if group.slept { slept + 1 } else { 0 };
             match outcome {
                 Outcome::Finished => {
                     self.retire(group);
                     launch.seated.fetch_sub(1, SeqCst);
                 }
-                Outcome::Suspended => suspended.push_back(group),
+                Outcome::Suspended => {
+                    suspended.push_back(group);
+                    // All may wait for another device until a time of the clock: that one needs the host's core.
+                    if launch.epoch.is_some() && slept >= suspended.len() {
+                        std::thread::sleep(SLEEP);
+                    }
+                }
                 Outcome::Faulted(wave, problem) => {
                     if let Some(wave) = group.waves.get(wave) {
                         launch.report(group.info.linear, group.info.id, wave, problem);
@@ -826,10 +875,9 @@ impl<'l, 'a> Worker<'l, 'a> {
                         told = version;
                         stuck.1 >= waiting.threads.load(SeqCst)
                     };
-                    let alone = launch.active.load(SeqCst) == 1;
-                    if !(all && alone && waiting.version.load(SeqCst) == version) {
-                        patience = None;
-                    } else if patience.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                    let first = suspended.iter().min_by_key(|group| group.info.linear);
+                    let wait = first.and_then(Group::wait);
+                    if all && wait.is_some_and(|wait| launch.running.stuck(version, wait)) {
                         launch.deadlock(suspended);
                         break;
                     }
@@ -848,12 +896,17 @@ impl<'l, 'a> Worker<'l, 'a> {
             let resumed = group.is_some();
             let mut group = group.unwrap_or_else(|| self.start(linear));
             let order = InTurn { schedule, linear, granted: Cell::new(false) };
+            let version = launch.running.node.version();
             let mut outcome = Outcome::Suspended;
             if resumed {
                 outcome = self.advance(&mut group, true, &order);
             }
             if matches!(outcome, Outcome::Suspended) {
                 outcome = self.advance(&mut group, false, &order);
+            }
+            let wait = if matches!(outcome, Outcome::Waiting) { group.wait() } else { None };
+            if wait.is_none() {
+                launch.running.node.changed();
             }
             let turn = match outcome {
                 Outcome::Finished => {
@@ -865,7 +918,9 @@ impl<'l, 'a> Worker<'l, 'a> {
                 Outcome::Faulted(wave, problem) => Turn::Faulted((wave, group, problem)),
             };
             schedule.end(linear, turn);
-            while let Some(next) = schedule.settle(launch.active.load(SeqCst) == 1) {
+            while let Some(next) =
+                schedule.settle(|| wait.is_some_and(|wait| launch.running.stuck(version, wait)))
+            {
                 match next {
                     Next::Continue => {}
                     Next::Report(linear, (wave, group, problem)) => {
@@ -899,7 +954,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         let [gx, gy] = [u64::from(launch.grid[0]), u64::from(launch.grid[1])];
         let id = [(linear % gx) as u32, (linear / gx % gy) as u32, (linear / gx / gy) as u32];
         let granules = launch.kernel.descriptor.allocated_vgprs.div_ceil(8).saturating_sub(1);
-        let info = GroupInfo { id, linear, gpr_alloc: granules << 8 };
+        let info = GroupInfo { id, linear, gpr_alloc: granules << 8, epoch: launch.epoch };
         let mut lds = self.spare_lds.pop().unwrap_or_default();
         lds.clear();
         let poison = POISON.to_le_bytes();
@@ -936,7 +991,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 touched: launch.touched.as_ref(),
             }))
         });
-        Group { info, waves, lds, observer, tally, circle: None }
+        Group { info, waves, lds, observer, tally, circle: None, slept: false }
     }
 
     fn retire(&mut self, group: Group) {
@@ -972,7 +1027,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         }
         let start: u64 = group.waves.iter().map(|w| w.executed).sum();
         let mut sleeps = 0;
-        group.circle = None;
+        (group.circle, group.slept) = (None, false);
         let outcome = 'run: loop {
             let Some((next, clock)) = next_turn(&group.waves, launch.skew) else {
                 if let Some(observer) = &mut group.observer
@@ -1027,6 +1082,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             sleeps = if ctl == Ctl::Sleep { sleeps + 1 } else { 0 };
             let used = group.waves.iter().map(|w| w.executed).sum::<u64>() - start;
             if used > SLICE || sleeps > SLEEPS * group.waves.len() {
+                group.slept = used <= SLICE;
                 break Outcome::Suspended;
             }
         };

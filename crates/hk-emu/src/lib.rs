@@ -11,6 +11,8 @@
 //! threads. Where they could depend on the order of workgroups (atomics that return a value or round, loads at agent
 //! scope), workgroups communicate in the order of a single thread, and run in parallel up to there; see [`BlockOrder`].
 //!
+//! Several devices of one host, a [`Node`], reach each other's memory, and their launches advance side by side.
+//!
 //! ```no_run
 //! use hk_emu::{Dispatch, Machine, MachineOptions};
 //!
@@ -45,6 +47,7 @@ mod lower;
 mod machine;
 mod memory;
 mod mutate;
+mod node;
 mod observe;
 mod placement;
 mod program;
@@ -61,10 +64,11 @@ pub use fault::{Access, Fault, MemoryProblem, Site, Space};
 pub use launch::{BlockOrder, Dispatch, UnknownOrder};
 pub use loader::{LoadError, Module};
 pub use lower::executes;
-pub use machine::{Machine, MachineOptions};
+pub use machine::{Machine, MachineOptions, PeerError};
 pub use memory::StreamRace;
 pub use memory::{MemoryError, Near, POISON};
 pub use mutate::{Candidate, Mutant, MutantError, Mutation};
+pub use node::Node;
 pub use observe::streams::Mark;
 pub use placement::Placement;
 pub use tables::{MatrixNumerics, UnknownNumerics};

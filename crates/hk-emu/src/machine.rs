@@ -1,8 +1,9 @@
 //! The emulated device.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use hk_codeobj::{Arch, Kernel};
 
@@ -17,6 +18,7 @@ use crate::loader::{LoadError, Module};
 use crate::lower::Way;
 use crate::memory::{ADDRESSES, Memory, MemoryError, Near, StreamRace, View};
 use crate::mutate::{Candidate, Mutant};
+use crate::node::Node;
 use crate::observe::streams::{Begun, Mark, Order, Touched};
 use crate::program::{Program, Registers};
 use crate::tables::MatrixNumerics;
@@ -38,6 +40,8 @@ pub struct MachineOptions {
     numerics: MatrixNumerics,
     addresses: Range<u64>,
     order: BlockOrder,
+    node: Option<(Node, u32)>,
+    patience: Duration,
 }
 
 impl Default for MachineOptions {
@@ -58,6 +62,8 @@ impl Default for MachineOptions {
             numerics: MatrixNumerics::Fma,
             addresses: ADDRESSES,
             order: BlockOrder::default(),
+            node: None,
+            patience: Duration::from_secs(1),
         }
     }
 }
@@ -152,6 +158,27 @@ impl MachineOptions {
         self
     }
 
+    /// A device of a host with several: [`Node`]. It gets its share of the addresses, runs on the caller's thread unless
+    /// [`threads`](Self::threads) asks for more, and its constant counter (`s_memrealtime`) counts the time of the host, which
+    /// the node's devices share: a kernel that waits for another device for so long waits as long here.
+    ///
+    /// `None` if `device` is not below [`Node::MAX_DEVICES`].
+    #[must_use]
+    pub fn node(mut self, node: &Node, device: u32) -> Option<Self> {
+        self.addresses = Node::addresses(device)?;
+        self.threads = self.threads.or(Some(1));
+        self.node = Some((node.clone(), device));
+        Some(self)
+    }
+
+    /// Time after which a launch whose waves all wait is reported as a deadlock, if the other launches of its node only wait
+    /// as well: until then the host might write, or start another. One second if nothing is said.
+    #[must_use]
+    pub fn patience(mut self, time: Duration) -> Self {
+        self.patience = time;
+        self
+    }
+
     /// In which order workgroups communicate.
     #[must_use]
     pub fn block_order(mut self, order: BlockOrder) -> Self {
@@ -174,12 +201,14 @@ struct Inner {
     memory: Arc<Memory>,
     pool: OnceLock<Option<rayon::ThreadPool>>,
     spare: Spare,
-    /// Launches that run.
-    active: AtomicU64,
+    node: Node,
+    device: Option<u32>,
+    /// Memories of other devices that kernels can access.
+    peers: Mutex<Vec<(u32, Weak<Memory>)>>,
     /// The modelled time, in engine clocks, at the end of the last launch.
     clock: AtomicU64,
     /// Where [`Check::Streams`] is on.
-    order: Option<Mutex<Order>>,
+    order: Option<Arc<Mutex<Order>>>,
 }
 
 /// An emulated device. Clones are the same device.
@@ -190,6 +219,18 @@ struct Inner {
 #[derive(Clone)]
 pub struct Machine(Arc<Inner>, usize);
 
+/// Why a device has no peer access to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// They are not devices of one [`Node`].
+    #[error("the devices are not of one node")]
+    OtherNode,
+    /// They have the same number.
+    #[error("both are device {0} of their node")]
+    SameDevice(u32),
+}
+
 /// The stream of what the host does itself.
 const HOST: usize = 0;
 
@@ -199,11 +240,11 @@ impl Machine {
         let level = options.level.filter(|level| level.available()).unwrap_or_else(Level::detect);
         let track = options.checks.has(Check::Uninit);
         let memory = Arc::new(Memory::new(options.addresses.clone(), track));
-        let order = options.checks.has(Check::Streams).then(|| {
-            let mut order = Order::default();
-            order.stream();
-            Mutex::new(order)
-        });
+        let (node, device) = options.node.clone().map_or_else(Default::default, |(n, i)| (n, Some(i)));
+        if let Some(device) = device {
+            node.add(device, &memory);
+        }
+        let order = options.checks.has(Check::Streams).then(|| node.order());
         Machine(
             Arc::new(Inner {
                 options,
@@ -211,7 +252,9 @@ impl Machine {
                 memory,
                 pool: OnceLock::new(),
                 spare: Spare::default(),
-                active: AtomicU64::new(0),
+                node,
+                device,
+                peers: Mutex::default(),
                 clock: AtomicU64::new(0),
                 order,
             }),
@@ -222,6 +265,56 @@ impl Machine {
     /// The target.
     pub fn arch(&self) -> Arch {
         self.0.options.arch
+    }
+
+    /// The number of the device in its [`Node`], if it has one.
+    pub fn device(&self) -> Option<u32> {
+        self.0.device
+    }
+
+    /// Whether kernels of this device could access the memory of `peer`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn can_access_peer(&self, peer: &Machine) -> Result<(), PeerError> {
+        let (Some(own), Some(other)) = (self.0.device, peer.0.device) else {
+            return Err(PeerError::OtherNode);
+        };
+        if !self.0.node.same(&peer.0.node) {
+            return Err(PeerError::OtherNode);
+        }
+        if own == other { Err(PeerError::SameDevice(own)) } else { Ok(()) }
+    }
+
+    /// Lets kernels of this device that are launched from now on access the memory that `peer` has at their start. True if they
+    /// could already.
+    ///
+    /// # Errors
+    /// As [`can_access_peer`](Self::can_access_peer).
+    pub fn enable_peer(&self, peer: &Machine) -> Result<bool, PeerError> {
+        self.can_access_peer(peer)?;
+        let Some(device) = peer.0.device else { return Err(PeerError::OtherNode) };
+        let mut peers = self.peers();
+        let memory = Arc::downgrade(&peer.0.memory);
+        if peers.iter().any(|(_, known)| known.ptr_eq(&memory)) {
+            return Ok(true);
+        }
+        // A device that was opened again has other memory.
+        peers.retain(|(number, _)| *number != device);
+        peers.push((device, memory));
+        Ok(false)
+    }
+
+    /// Takes back [`enable_peer`](Self::enable_peer). False if it was not enabled.
+    pub fn disable_peer(&self, peer: &Machine) -> bool {
+        let mut peers = self.peers();
+        let before = peers.len();
+        peers.retain(|(_, memory)| !std::ptr::eq(memory.as_ptr(), Arc::as_ptr(&peer.0.memory)));
+        peers.len() < before
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Vec<(u32, Weak<Memory>)>> {
+        self.0.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How matrix instructions round.
@@ -400,10 +493,17 @@ impl Machine {
         packet_segment.write_bytes(0, &packet(kernel, dispatch, lds, segment.base));
 
         let program = self.program(module, kernel);
-        let snapshot = memory.snapshot();
-        let mut allocations: Vec<_> = snapshot.iter().map(|a| &**a).collect();
+        let peers: Vec<(u32, Arc<Memory>)> =
+            self.peers().iter().filter_map(|(device, memory)| Some((*device, memory.upgrade()?))).collect();
+        let snapshots: Vec<_> = [memory]
+            .into_iter()
+            .chain(peers.iter().map(|(_, memory)| memory))
+            .map(|m| m.snapshot())
+            .collect();
+        let mut allocations: Vec<_> = snapshots.iter().flat_map(|s| s.iter()).map(|a| &**a).collect();
         allocations.extend([&*segment, &*packet_segment]);
-        let view = View::new(allocations, !self.0.options.allow_misaligned);
+        let view = View::new(allocations, !self.0.options.allow_misaligned)
+            .with_peers(peers.iter().map(|(_, memory)| memory));
         let begun = self.begin(&format!("launch of {}", kernel.name));
         let touched = begun.is_some().then(Arc::<Mutex<Touched>>::default);
         let setup = Setup {
@@ -419,22 +519,25 @@ impl Machine {
             checks: self.0.options.checks,
             details,
             blocks,
-            active: &self.0.active,
+            running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience),
+            peers: peers.iter().map(|(device, _)| *device).collect(),
+            epoch: self.0.device.map(|_| self.0.node.epoch()),
             clock: &self.0.clock,
             touched: touched.clone(),
             order: self.0.options.order,
         };
         let launch = Launch::new(setup, dispatch);
         let threads = if launch.parallel() { self.threads() } else { Threads::One };
-        self.0.active.fetch_add(1, SeqCst);
-        let outcome = launch.run(threads);
-        self.0.active.fetch_sub(1, SeqCst);
-        let counted = outcome?;
+        let counted = launch.run(threads)?;
         if let Some(touched) = touched {
             let touched = touched.lock().unwrap_or_else(PoisonError::into_inner);
+            // The order of one device's streams: other devices' memory is left to the check of global memory.
+            let foreign = |at: u64| peers.iter().any(|(_, memory)| memory.holds(at));
             let own = |at: u64| [&segment, &packet_segment].iter().any(|a| a.offset(at, 1).is_some());
             for access in [Access::Read, Access::Write] {
-                for (start, end) in touched.runs(access).into_iter().filter(|(start, _)| !own(*start)) {
+                for (start, end) in
+                    touched.runs(access).into_iter().filter(|(start, _)| !own(*start) && !foreign(*start))
+                {
                     self.used(begun.as_ref(), access, start, end - start).map_err(Fault::Streams)?;
                 }
             }

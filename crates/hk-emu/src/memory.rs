@@ -419,15 +419,15 @@ pub(crate) type Snapshot = Arc<[Arc<Allocation>]>;
 pub(crate) struct Memory {
     state: Mutex<State>,
     next: AtomicU64,
-    /// End of the addresses that are handed out.
-    end: u64,
+    /// The addresses that are handed out.
+    addresses: Range<u64>,
     /// Allocations keep track of the bytes that were written.
     track: bool,
 }
 
 impl Memory {
     pub fn new(addresses: Range<u64>, track: bool) -> Memory {
-        Memory { state: Mutex::default(), next: AtomicU64::new(addresses.start), end: addresses.end, track }
+        Memory { state: Mutex::default(), next: AtomicU64::new(addresses.start), addresses, track }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -442,7 +442,7 @@ impl Memory {
         self.next
             .fetch_update(Relaxed, Relaxed, |next| {
                 base = next.checked_add(redzone)?.checked_next_multiple_of(align)?;
-                base.checked_add(bytes).filter(|end| *end < self.end)
+                base.checked_add(bytes).filter(|end| *end < self.addresses.end)
             })
             .ok()
             .map(|_| base)
@@ -534,6 +534,11 @@ impl Memory {
             state.snapshot = Some(state.live.values().cloned().collect());
         }
         state.snapshot.clone().unwrap_or_default()
+    }
+
+    /// Whether an address is among those that are handed out.
+    pub fn holds(&self, addr: u64) -> bool {
+        self.addresses.contains(&addr)
     }
 
     pub fn near(&self, addr: u64) -> Near {
@@ -651,12 +656,30 @@ pub(crate) struct View<'a> {
     allocations: Vec<&'a Allocation>,
     /// Misaligned accesses are errors.
     pub strict: bool,
+    /// Addresses of other devices.
+    peers: Vec<Range<u64>>,
 }
 
 impl<'a> View<'a> {
     pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
         allocations.sort_unstable_by_key(|a| a.base);
-        View { allocations, strict }
+        View { allocations, strict, peers: vec![] }
+    }
+
+    /// The same with the addresses of these other devices.
+    pub fn with_peers<'m>(mut self, peers: impl Iterator<Item = &'m Arc<Memory>>) -> View<'a> {
+        self.peers = peers.map(|memory| memory.addresses.clone()).collect();
+        self
+    }
+
+    /// Whether another device has the address.
+    pub fn is_peer(&self, address: u64) -> bool {
+        self.peers.iter().any(|range| range.contains(&address))
+    }
+
+    /// Whether there may be such addresses.
+    pub fn has_peers(&self) -> bool {
+        !self.peers.is_empty()
     }
 
     /// Whether misaligned accesses are errors.

@@ -7,10 +7,6 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-
-/// Time after which a launch in which every workgroup waits is a deadlock: the host might still write.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Workgroups that run ahead of their first turn, at most.
 const AHEAD: usize = 64;
@@ -37,9 +33,9 @@ pub(crate) enum Next<G, F> {
     Continue,
     /// Report the fault of this workgroup.
     Report(u64, F),
-    /// All workgroups wait, and none is left to begin: wait for the host, or report these.
+    /// All workgroups wait, and none is left to begin: wait for the host and other launches.
     Stuck,
-    /// As `Stuck`, for too long.
+    /// As `Stuck`, for ever.
     Deadlock(VecDeque<G>),
 }
 
@@ -67,8 +63,6 @@ struct State<G, F> {
     room: usize,
     /// Consecutive turns that only waited.
     waited: usize,
-    /// When all were found waiting.
-    stuck: Option<Instant>,
     /// The lowest workgroup with a fault: later ones are abandoned.
     fault: u64,
     over: bool,
@@ -93,7 +87,6 @@ impl<G, F> Schedule<G, F> {
             resident: 0,
             room,
             waited: 0,
-            stuck: None,
             fault: u64::MAX,
             over: false,
         };
@@ -210,8 +203,8 @@ impl<G, F> Schedule<G, F> {
         }
     }
 
-    /// Ends the turn that is over, if it is, and grants the next one. Launches that are not `alone` may wait for another.
-    pub fn settle(&self, alone: bool) -> Option<Next<G, F>> {
+    /// Ends the turn that is over, if it is, and grants the next one. `for_ever` is asked when all workgroups wait.
+    pub fn settle(&self, for_ever: impl FnOnce() -> bool) -> Option<Next<G, F>> {
         let mut state = self.lock();
         if state.turn.is_none() {
             self.grant(&mut state);
@@ -225,9 +218,6 @@ impl<G, F> Schedule<G, F> {
         };
         let waits = matches!(turn, Turn::Waiting(_));
         state.waited = if waits { state.waited + 1 } else { 0 };
-        if !waits || !alone {
-            state.stuck = None;
-        }
         let mut next = Next::Continue;
         match turn {
             Turn::Finished => state.resident -= 1,
@@ -243,7 +233,7 @@ impl<G, F> Schedule<G, F> {
             if self.can_begin(&state) {
                 // They may wait for a workgroup that has not begun for lack of host memory.
                 state.room = state.room.saturating_mul(2);
-            } else if alone && state.stuck.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            } else if for_ever() {
                 state.over = true;
                 let groups = std::mem::take(&mut state.suspended).into_iter();
                 let groups = groups.filter_map(|(_, mut slot)| slot.start().flatten()).collect();

@@ -1,5 +1,7 @@
 //! The state of one wave.
 
+use std::time::Instant;
+
 /// Lanes of a chunk: what one step of a vector handler works on.
 pub(crate) const CHUNK: usize = 16;
 
@@ -116,6 +118,8 @@ pub(crate) struct GroupInfo {
     pub linear: u64,
     /// GPR_ALLOC: granules less one of vector registers.
     pub gpr_alloc: u32,
+    /// When the constant counter began, where it counts the time of the host.
+    pub epoch: Option<Instant>,
 }
 
 pub(crate) struct Wave {

@@ -14,6 +14,7 @@ mod kernels;
 mod matrix;
 mod memory;
 mod modules;
+mod nodes;
 mod pipeline;
 mod races;
 mod semantics;

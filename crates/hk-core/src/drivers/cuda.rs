@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys as cuda;
 use hk_codeobj::{Arch, Kernel as KernelInfo};
 use once_cell::sync::OnceCell;
+use std::any::Any;
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::fmt::Display;
 use std::ptr::{NonNull, null_mut};
@@ -25,6 +26,7 @@ use std::time::Duration;
 /// invalid value of it the moment a call returns.
 type Code = c_int;
 
+const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 /// Shared memory of a block, static and dynamic, that a kernel gets without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
@@ -67,6 +69,8 @@ api! {
     total_memory = "cuDeviceTotalMem_v2": fn(*mut usize, c_int);
     retain_context = "cuDevicePrimaryCtxRetain": fn(*mut Context, c_int);
     set_context = "cuCtxSetCurrent": fn(Context);
+    can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
+    enable_peer_access = "cuCtxEnablePeerAccess": fn(Context, c_uint);
     release_context = "cuDevicePrimaryCtxRelease_v2": fn(c_int);
     create_stream = "cuStreamCreate": fn(*mut RawStream, c_uint);
     destroy_stream = "cuStreamDestroy_v2": fn(RawStream);
@@ -78,6 +82,7 @@ api! {
     query_event = "cuEventQuery": fn(RawEvent);
     synchronize_event = "cuEventSynchronize": fn(RawEvent);
     elapsed = "cuEventElapsedTime": fn(*mut f32, RawEvent, RawEvent);
+    malloc_shared = "cuMemAlloc_v2": fn(*mut Address, usize);
     malloc = "cuMemAllocAsync": fn(*mut Address, usize, RawStream);
     free = "cuMemFreeAsync": fn(Address, RawStream);
     malloc_host = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
@@ -296,6 +301,27 @@ impl Driver for Cuda {
         &self.info
     }
 
+    fn can_access_peer(&self, peer: &dyn Driver) -> Result<std::result::Result<(), String>> {
+        let Some(peer) = (peer as &dyn Any).downcast_ref::<Cuda>() else {
+            return Ok(Err("they are devices of two drivers".into()));
+        };
+        let mut can = 0;
+        // SAFETY: `can` is valid for the write.
+        let code = unsafe { (self.api.can_access_peer)(&mut can, self.context.device, peer.context.device) };
+        self.check("cuDeviceCanAccessPeer", code)?;
+        Ok(if can != 0 { Ok(()) } else { Err("the GPUs have no peer access to each other".into()) })
+    }
+
+    fn enable_peer_access(&self, peer: &dyn Driver) -> Result<()> {
+        let Some(peer) = (peer as &dyn Any).downcast_ref::<Cuda>() else { return Ok(()) };
+        self.bind()?;
+        // SAFETY: the context is retained.
+        match unsafe { (self.api.enable_peer_access)(peer.context.raw, 0) } {
+            PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => self.check("cuCtxEnablePeerAccess", code),
+        }
+    }
+
     fn create_stream(&self) -> Result<Handle> {
         self.bind()?;
         let mut raw = null_mut();
@@ -317,6 +343,16 @@ impl Driver for Cuda {
         // SAFETY: the stream is alive, `address` is valid for the write.
         let code = unsafe { (self.api.malloc)(&mut address, bytes as usize, stream.get::<Stream>().raw) };
         check(self.api, "cuMemAllocAsync", code, || gpu::allocation(code, label, bytes, &self.info.spec))?;
+        Ok(address)
+    }
+
+    /// Not of a pool: those take part in peer access one by one.
+    fn malloc_shared(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
+        self.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` is valid for the write.
+        let code = unsafe { (self.api.malloc_shared)(&mut address, bytes as usize) };
+        check(self.api, "cuMemAlloc", code, || gpu::allocation(code, label, bytes, &self.info.spec))?;
         Ok(address)
     }
 

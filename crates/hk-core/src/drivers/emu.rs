@@ -6,11 +6,12 @@ use crate::error::{Error, Result};
 use hk_codeobj::Arch;
 use hk_emu::Counters;
 use hk_emu::{
-    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Profile, UnknownCheck,
-    UnknownNumerics, UnknownOrder,
+    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Node, Profile,
+    UnknownCheck, UnknownNumerics, UnknownOrder,
 };
 use std::alloc::Layout;
-use std::collections::VecDeque;
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
 use std::ptr::NonNull;
 use std::str::FromStr;
@@ -23,6 +24,9 @@ const HK_SANITIZE: &str = "HK_SANITIZE";
 const HK_MFMA: &str = "HK_MFMA";
 /// The environment variable with the order of workgroups of devices whose string names none.
 const HK_BLOCK_ORDER: &str = "HK_BLOCK_ORDER";
+
+/// Time after which launches of devices with numbers that only wait are a deadlock: the host may be slow to start the others.
+const PATIENCE_OF_NODE: Duration = Duration::from_secs(10);
 
 /// Alignment of allocations, that of the HIP runtime.
 const ALIGN: u64 = 256;
@@ -41,6 +45,10 @@ impl Emu {
     pub fn open(spec: &str, rest: &str) -> Result<Self> {
         let (target, options) = rest.split_once('?').unwrap_or((rest, ""));
         let wrong = |want: &str| Error::argument(super::OP, "spec", format!("`{spec}`"), want);
+        let (target, number) = match target.split_once(':') {
+            Some((target, digits)) => (target, Some(super::number(spec, digits)?)),
+            None => (target, None),
+        };
         let arch: Arch =
             target.parse().ok().filter(|a: &Arch| a.is_amd()).ok_or_else(|| wrong(super::WANT))?;
 
@@ -50,6 +58,8 @@ impl Emu {
         let mut numerics = None;
         let mut order = None;
         let mut compute_units = arch.compute_units();
+        let mut host = None;
+        let mut patience = number.map(|_| PATIENCE_OF_NODE);
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
@@ -87,6 +97,11 @@ impl Emu {
                     let named = value.parse().map_err(|_| wrong("order=reproducible or =arrival"))?;
                     order = Some(named);
                 }
+                "node" => host = Some(value),
+                "patience_ms" => {
+                    let ms = parse(value).ok_or_else(|| wrong("patience_ms=N"))?;
+                    patience = Some(Duration::from_millis(ms));
+                }
                 "delay_ms" => {
                     delay = Duration::from_millis(parse(value).ok_or_else(|| wrong("delay_ms=N"))?);
                 }
@@ -102,10 +117,20 @@ impl Emu {
                 _ => {
                     return Err(wrong(
                         "the options threads, cus, budget, details, blocks, misaligned, skew, sanitize, mfma, order, mutant, \
-                         delay_ms",
+                         node, patience_ms, delay_ms",
                     ));
                 }
             }
+        }
+        if let Some(number) = number {
+            let most = format!("a number below {}", Node::MAX_DEVICES);
+            machine =
+                machine.node(&node(arch, host.unwrap_or_default()), number).ok_or_else(|| wrong(&most))?;
+        } else if host.is_some() {
+            return Err(wrong("node=NAME of a device with a number, as emu:gfx942:0"));
+        }
+        if let Some(time) = patience {
+            machine = machine.patience(time);
         }
         let checks = checks.map_or_else(checks_of_environment, Ok)?;
         let numerics = numerics.map_or_else(numerics_of_environment, Ok)?;
@@ -129,6 +154,12 @@ impl Emu {
     fn error(&self, report: impl Display) -> Error {
         Error::Emulator { device: self.info.spec.clone(), report: report.to_string(), fault: None }
     }
+}
+
+/// The emulated host of that name whose GPUs are of one target.
+fn node(arch: Arch, name: &str) -> Node {
+    static NODES: Mutex<BTreeMap<(&str, String), Node>> = Mutex::new(BTreeMap::new());
+    lock(&NODES).entry((arch.name(), name.to_owned())).or_default().clone()
 }
 
 /// The checks that `HK_SANITIZE` names; none without it.
@@ -428,6 +459,23 @@ fn host_layout(bytes: usize) -> Option<Layout> {
 impl Driver for Emu {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn can_access_peer(&self, peer: &dyn Driver) -> Result<std::result::Result<(), String>> {
+        let peer = (peer as &dyn Any).downcast_ref::<Emu>();
+        Ok(match peer.map(|peer| self.machine.can_access_peer(&peer.machine)) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(why)) => Err(format!("{why}; emulated peers are opened as {}:N", self.info.spec)),
+            None => Err("they are devices of two drivers".into()),
+        })
+    }
+
+    fn enable_peer_access(&self, peer: &dyn Driver) -> Result<()> {
+        let peer = (peer as &dyn Any).downcast_ref::<Emu>();
+        match peer.map(|peer| self.machine.enable_peer(&peer.machine)) {
+            Some(Err(why)) => Err(self.error(why)),
+            _ => Ok(()),
+        }
     }
 
     fn create_stream(&self) -> Result<Handle> {

@@ -11,9 +11,11 @@ use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::error::{Error, Result};
 use hk_codeobj::Arch;
+use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt::Display;
 use std::ptr::{NonNull, null_mut};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The calls of the runtime that this driver makes, linked through `hip-runtime-sys`.
@@ -28,6 +30,9 @@ mod sys {
     use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
     pub const INVALID_DEVICE: c_int = 101;
+    pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+    /// Of `hipExtMallocWithFlags`: fine-grained, and not kept in caches.
+    pub const MALLOC_UNCACHED: c_uint = 3;
     pub const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
     pub const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
     pub const LAUNCH_PARAM_END: usize = 3;
@@ -42,6 +47,8 @@ mod sys {
         /// The structure's layout depends on the runtime's version: bytes here.
         pub fn hipGetDeviceProperties(properties: *mut c_void, ordinal: c_int) -> c_int;
         pub fn hipSetDevice(ordinal: c_int) -> c_int;
+        pub fn hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> c_int;
+        pub fn hipDeviceEnablePeerAccess(peer: c_int, flags: c_uint) -> c_int;
         pub fn hipGetErrorName(code: c_int) -> *const c_char;
 
         pub fn hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> c_int;
@@ -57,6 +64,7 @@ mod sys {
         pub fn hipEventElapsedTime(ms: *mut f32, start: hipEvent_t, stop: hipEvent_t) -> c_int;
 
         pub fn hipMalloc(address: *mut *mut c_void, bytes: usize) -> c_int;
+        pub fn hipExtMallocWithFlags(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
         pub fn hipFree(address: *mut c_void) -> c_int;
         pub fn hipMallocAsync(address: *mut *mut c_void, bytes: usize, stream: hipStream_t) -> c_int;
         pub fn hipFreeAsync(address: *mut c_void, stream: hipStream_t) -> c_int;
@@ -131,6 +139,8 @@ pub(super) struct Hip {
     info: DeviceInfo,
     /// The device has stream-ordered allocation.
     pools: bool,
+    /// What `malloc_shared` gave: no memory of a pool.
+    shared: Mutex<Vec<u64>>,
 }
 
 /// A foreign object and how it is released. The runtime's handles may be used from any thread.
@@ -237,7 +247,7 @@ impl Hip {
             driver: "hip",
         };
         let pools = read_attribute(spec, ordinal, Attribute::hipDeviceAttributeMemoryPoolsSupported);
-        Ok(Self { ordinal, info, pools: pools.is_ok_and(|p| p != 0) })
+        Ok(Self { ordinal, info, pools: pools.is_ok_and(|p| p != 0), shared: Mutex::default() })
     }
 
     /// Makes the device current on this thread.
@@ -316,6 +326,27 @@ impl Driver for Hip {
         &self.info
     }
 
+    fn can_access_peer(&self, peer: &dyn Driver) -> Result<std::result::Result<(), String>> {
+        let Some(peer) = (peer as &dyn Any).downcast_ref::<Hip>() else {
+            return Ok(Err("they are devices of two drivers".into()));
+        };
+        let mut can = 0;
+        // SAFETY: `can` is valid for the write.
+        let code = unsafe { sys::hipDeviceCanAccessPeer(&mut can, self.ordinal, peer.ordinal) };
+        self.check("hipDeviceCanAccessPeer", code)?;
+        Ok(if can != 0 { Ok(()) } else { Err("the GPUs have no peer access to each other".into()) })
+    }
+
+    fn enable_peer_access(&self, peer: &dyn Driver) -> Result<()> {
+        let Some(peer) = (peer as &dyn Any).downcast_ref::<Hip>() else { return Ok(()) };
+        self.bind()?;
+        // SAFETY: a plain call.
+        match unsafe { sys::hipDeviceEnablePeerAccess(peer.ordinal, 0) } {
+            sys::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => self.check("hipDeviceEnablePeerAccess", code),
+        }
+    }
+
     fn create_stream(&self) -> Result<Handle> {
         self.bind()?;
         let mut raw = null_mut();
@@ -347,12 +378,28 @@ impl Driver for Hip {
         Ok(address as usize as u64)
     }
 
+    fn malloc_shared(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
+        self.bind()?;
+        let mut address: *mut c_void = null_mut();
+        // SAFETY: `address` is valid for the write.
+        let code = unsafe { sys::hipExtMallocWithFlags(&mut address, bytes as usize, sys::MALLOC_UNCACHED) };
+        check("hipExtMallocWithFlags", code, || gpu::allocation(code, label, bytes, &self.info.spec))?;
+        let address = address as usize as u64;
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        Ok(address)
+    }
+
     fn free(&self, stream: &Handle, addr: u64) {
+        let shared = {
+            let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = shared.iter().position(|known| *known == addr);
+            at.map(|at| shared.swap_remove(at)).is_some()
+        };
         // SAFETY: the address came from `malloc` and is freed once. `hipFree` waits for the device by itself, so both
         // come after all queued work. There is nobody to tell of a failure.
         unsafe {
             sys::hipSetDevice(self.ordinal);
-            if self.pools {
+            if self.pools && !shared {
                 sys::hipFreeAsync(pointer(addr), stream.get::<Stream>().raw);
             } else {
                 sys::hipFree(pointer(addr));

@@ -150,9 +150,12 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 /// MHz of the counter of `s_memrealtime`.
 const REALTIME_MHZ: u64 = 100;
 
-/// The modelled engine clock. `extra` 1: the constant counter, at the same time.
+/// The modelled engine clock. `extra` 1: the constant counter, at the same time; on devices of a node it counts the host's time,
+/// which all of them share.
 fn time(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let realtime = w.clock * REALTIME_MHZ / Costs::of(e.program.arch).engine_mhz;
+    let modelled = w.clock * REALTIME_MHZ / Costs::of(e.program.arch).engine_mhz;
+    let realtime =
+        e.group.epoch.map_or(modelled, |epoch| epoch.elapsed().as_nanos() as u64 * REALTIME_MHZ / 1000);
     w.set_s64(u.d as usize, if u.extra == 1 { realtime } else { w.clock });
     Ctl::Next
 }

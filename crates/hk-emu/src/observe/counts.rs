@@ -11,6 +11,7 @@ use crate::costs::Costs;
 use crate::counters::{Counters, Details};
 use crate::effects::Kind;
 use crate::fault::{Access, Space};
+use crate::memory::View;
 
 /// Bytes of a line of the vector caches.
 const LINE: u64 = 128;
@@ -86,7 +87,7 @@ impl Counts {
 
     /// Counts what an instruction of a wave is about to access.
     pub fn count(&mut self, step: &Step<'_>, wave: &mut Outstanding) {
-        let lines = self.access(step.u.index, step.accesses);
+        let lines = self.access(step.u.index, step.accesses, step.e.memory);
         match step.effects.kind {
             Kind::Wait => {
                 let had = wave.loads;
@@ -112,7 +113,7 @@ impl Counts {
     }
 
     /// Gives the lines that the instruction at `index` loads.
-    fn access(&mut self, index: u32, parts: &[Part]) -> u64 {
+    fn access(&mut self, index: u32, parts: &[Part], memory: &View<'_>) -> u64 {
         if parts.iter().all(|part| part.scalar) {
             return 0;
         }
@@ -136,6 +137,13 @@ impl Counts {
                     }
                     d.global_atomics += atomics;
                     d.wide_bytes += if part.bytes >= 16 { bytes } else { 0 };
+                    if memory.has_peers() {
+                        let lanes = part.lanes().filter(|(_, address)| memory.is_peer(*address)).count();
+                        let bytes = lanes as u64 * u64::from(part.bytes);
+                        d.peer_read_bytes += if reads { bytes } else { 0 };
+                        d.peer_written_bytes += if writes { bytes } else { 0 };
+                        d.peer_wide_bytes += if part.bytes >= 16 { bytes } else { 0 };
+                    }
                     read |= reads && !writes;
                     written |= writes && !reads;
                 }

@@ -1,4 +1,4 @@
-//! Races on global memory between the waves of a launch.
+//! Races on global memory between the waves of a launch, and of launches that overlap: on one device or on peers.
 //!
 //! Every wave has a clock. An access is stamped with it; two accesses to a byte race unless the later wave knows the
 //! earlier one's clock, both read, or both are atomic at a scope that reaches from one to the other. A wave learns
@@ -9,7 +9,11 @@
 //!   wait that proves it, then a store or atomic at agent scope, which carries the clocks to its address. Acquire: a
 //!   load or atomic at agent scope from there, a wait that proves it, then `buffer_inv` at agent scope.
 //!
-//! A barrier makes what one wave has released or acquired good for all of its workgroup.
+//! - of other devices in the same way, with all of it at system scope: `buffer_wbl2 sc0 sc1`, `buffer_inv sc0 sc1`, and stores,
+//!   loads and atomics with the bits of system scope. What a workgroup has learned at agent scope, it passes on at system scope.
+//!
+//! A barrier makes what one wave has released or acquired good for all of its workgroup. A launch knows all launches that ended
+//! before it began: whether streams and events order them is another check's business.
 //!
 //! Each dword keeps its last writer and two of its readers; a write is checked against these. Writers that share a
 //! dword are kept by the byte.
@@ -24,6 +28,7 @@ use crate::checks::Check;
 use crate::fault::{Access, Space};
 use crate::fault::{Finding, Place};
 use crate::isa::{Encoding, Inst, Op};
+use crate::program::Program;
 use crate::wave::GroupInfo;
 
 /// How far an access is visible as an atomic one.
@@ -103,7 +108,8 @@ type Page = [Cell; PAGE as usize / 4];
 pub(crate) struct GlobalMemory {
     /// Number 0 is none.
     stamps: Vec<Stamp>,
-    groups: Vec<[u32; 3]>,
+    groups: Vec<Workgroup>,
+    launches: Vec<LaunchOrder>,
     pages: Vec<Box<Page>>,
     numbers: HashMap<u64, u32>,
     /// Pages found last, by their low address bits: page, number.
@@ -119,13 +125,40 @@ pub(crate) struct GlobalMemory {
     within: HashMap<(u64, u32), Box<[u32]>>,
 }
 
+struct Workgroup {
+    id: [u32; 3],
+    launch: u32,
+}
+
+/// A launch among those that overlap.
+struct LaunchOrder {
+    device: Option<u32>,
+    kernel: String,
+    program: Arc<Program>,
+    ended: bool,
+    /// Those that had ended when it began.
+    before: Box<[u32]>,
+}
+
 /// What a release makes known.
 struct Publication {
     group: u32,
-    /// Of its waves.
+    /// Of its waves, to the device.
     clocks: Box<[u32]>,
+    /// The same to all devices, where the release is at system scope.
+    system: Option<Box<[u32]>>,
     /// What the wave had learned from other workgroups: logs up to a length.
-    learned: Box<[(u32, u32)]>,
+    learned: Box<[(Source, u32)]>,
+}
+
+/// A log that somebody has acquired.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Source {
+    log: u32,
+    /// At system scope.
+    system: bool,
+    /// Where.
+    device: Option<u32>,
 }
 
 impl GlobalMemory {
@@ -134,6 +167,7 @@ impl GlobalMemory {
         GlobalMemory {
             stamps: vec![none],
             groups: vec![],
+            launches: vec![],
             pages: vec![],
             numbers: HashMap::new(),
             recent: [(u64::MAX, 0); 64],
@@ -142,6 +176,34 @@ impl GlobalMemory {
             logs: vec![],
             publications: vec![],
             within: HashMap::new(),
+        }
+    }
+
+    /// A launch begins. Its number.
+    pub fn begin(&mut self, device: Option<u32>, kernel: &str, program: &Arc<Program>) -> u32 {
+        let ended = self.launches.iter().enumerate().filter(|(_, launch)| launch.ended);
+        let before = ended.map(|(number, _)| number as u32).collect();
+        let (kernel, program) = (kernel.to_owned(), program.clone());
+        self.launches.push(LaunchOrder { device, kernel, program, ended: false, before });
+        self.launches.len() as u32 - 1
+    }
+
+    pub fn end(&mut self, launch: u32) {
+        self.launches[launch as usize].ended = true;
+    }
+
+    fn launch_of(&self, group: u32) -> &LaunchOrder {
+        &self.launches[self.groups[group as usize].launch as usize]
+    }
+
+    /// The scope at which accesses of two workgroups are atomic to each other.
+    fn reach(&self, a: u32, b: u32) -> Scope {
+        if a == b {
+            Scope::Workgroup
+        } else if self.launch_of(a).device == self.launch_of(b).device {
+            Scope::Agent
+        } else {
+            Scope::System
         }
     }
 
@@ -175,38 +237,51 @@ impl GlobalMemory {
 #[derive(Default)]
 struct Knowledge {
     /// Logs, up to a length.
-    sources: BTreeMap<u32, u32>,
+    sources: BTreeMap<Source, u32>,
     /// Those that are not yet part of `clocks`.
-    pending: Vec<(u32, u32)>,
-    seen: HashMap<u32, u32>,
+    pending: Vec<(Source, u32)>,
+    seen: HashMap<Source, u32>,
     /// By workgroup and wave.
     clocks: HashMap<(u32, u32), u32>,
+    /// Launches that something was learned from.
+    launches: Vec<u32>,
 }
 
 impl Knowledge {
-    fn learn(&mut self, log: u32, len: u32) {
-        let known = self.sources.entry(log).or_default();
+    fn learn(&mut self, source: Source, len: u32) {
+        let known = self.sources.entry(source).or_default();
         if *known < len {
             *known = len;
-            self.pending.push((log, len));
+            self.pending.push((source, len));
         }
     }
 
     fn knows(&mut self, memory: &GlobalMemory, stamp: &Stamp) -> bool {
-        while let Some((log, len)) = self.pending.pop() {
-            let seen = self.seen.entry(log).or_default();
+        while let Some((source, len)) = self.pending.pop() {
+            let seen = self.seen.entry(source).or_default();
             let new = *seen as usize..(len as usize).max(*seen as usize);
             *seen = new.end as u32;
-            for number in &memory.logs[log as usize][new] {
+            for number in &memory.logs[source.log as usize][new] {
                 let publication = &memory.publications[*number as usize];
-                for (wave, clock) in publication.clocks.iter().enumerate() {
+                let near = memory.launch_of(publication.group).device == source.device;
+                let system = publication.system.as_ref().filter(|_| source.system);
+                let Some(clocks) = (if near { Some(&publication.clocks) } else { system }) else { continue };
+                let launch = memory.groups[publication.group as usize].launch;
+                if !self.launches.contains(&launch) {
+                    self.launches.push(launch);
+                }
+                for (wave, clock) in clocks.iter().enumerate() {
                     let known = self.clocks.entry((publication.group, wave as u32)).or_default();
                     *known = (*known).max(*clock);
                 }
                 self.pending.extend(&publication.learned);
             }
         }
-        self.clocks.get(&(stamp.group, stamp.wave)).is_some_and(|clock| *clock >= stamp.clock)
+        if self.clocks.get(&(stamp.group, stamp.wave)).is_some_and(|clock| *clock >= stamp.clock) {
+            return true;
+        }
+        let theirs = memory.groups[stamp.group as usize].launch;
+        self.launches.iter().any(|known| memory.launches[*known as usize].before.contains(&theirs))
     }
 }
 
@@ -214,20 +289,31 @@ struct WaveClocks {
     clock: u32,
     /// What it knows of its workgroup's waves.
     sees: Box<[u32]>,
-    /// A write-back that is in flight, and what it covers.
-    writing_back: Option<(Token, Box<[u32]>)>,
-    /// What write-backs have made visible to the agent.
-    visible: Option<Box<[u32]>>,
-    /// Logs that it has loaded the value of: log, length, and the load that must be complete.
-    loaded: Vec<(u32, u32, Option<Token>)>,
+    /// A write-back that is in flight, its scope, and what it covers.
+    writing_back: Option<(Token, Scope, Box<[u32]>)>,
+    /// What write-backs have made visible to the agent, and to the system.
+    visible: [Option<Box<[u32]>>; 2],
+    loaded: Vec<Loaded>,
     learned: Knowledge,
+}
+
+/// A log that a wave has loaded the value of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Loaded {
+    source: Source,
+    len: u32,
+    /// The load that must be complete.
+    token: Option<Token>,
 }
 
 impl WaveClocks {
     /// Completes the write-back if a wait has proven it.
     fn settle(&mut self, progress: &Progress) {
-        if let Some((_, clocks)) = self.writing_back.take_if(|(token, _)| progress.complete(*token)) {
-            self.visible = Some(clocks);
+        if let Some((_, scope, clocks)) = self.writing_back.take_if(|(token, ..)| progress.complete(*token)) {
+            if scope == Scope::System {
+                self.visible[1] = Some(clocks.clone());
+            }
+            self.visible[0] = Some(clocks);
         }
     }
 }
@@ -238,10 +324,35 @@ fn join(a: &mut [u32], b: &[u32]) {
     }
 }
 
+/// A launch among those that overlap.
+pub(crate) struct Overlapping {
+    memory: Arc<Mutex<GlobalMemory>>,
+    number: u32,
+}
+
+impl Overlapping {
+    pub fn begin(
+        memory: Arc<Mutex<GlobalMemory>>,
+        device: Option<u32>,
+        kernel: &str,
+        program: &Arc<Program>,
+    ) -> Overlapping {
+        let number = memory.lock().unwrap_or_else(PoisonError::into_inner).begin(device, kernel, program);
+        Overlapping { memory, number }
+    }
+}
+
+impl Drop for Overlapping {
+    fn drop(&mut self) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).end(self.number);
+    }
+}
+
 /// The accesses of one workgroup to global memory.
 pub(crate) struct GlobalRaces {
     memory: Arc<Mutex<GlobalMemory>>,
     group: u32,
+    device: Option<u32>,
     waves: Vec<WaveClocks>,
     /// What all of its waves have learned.
     learned: Knowledge,
@@ -250,26 +361,29 @@ pub(crate) struct GlobalRaces {
 }
 
 impl GlobalRaces {
-    pub fn new(memory: &Arc<Mutex<GlobalMemory>>, group: &GroupInfo, waves: usize) -> GlobalRaces {
-        let memory = memory.clone();
-        let number = {
+    pub fn new(launch: &Overlapping, group: &GroupInfo, waves: usize) -> GlobalRaces {
+        let memory = launch.memory.clone();
+        let (number, device) = {
             let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
-            memory.groups.push(group.id);
-            memory.groups.len() as u32 - 1
+            memory.groups.push(Workgroup { id: group.id, launch: launch.number });
+            let number = memory.groups.len() as u32 - 1;
+            (number, memory.launch_of(number).device)
         };
         let wave = || WaveClocks {
             clock: 1,
             sees: vec![0; waves].into(),
             writing_back: None,
-            visible: None,
+            visible: [None, None],
             loaded: vec![],
             learned: Knowledge::default(),
         };
         GlobalRaces {
             memory,
             group: number,
+            device,
             waves: (0..waves).map(|_| wave()).collect(),
-            learned: Knowledge::default(),
+            // A launch has learned from itself what came before it.
+            learned: Knowledge { launches: vec![launch.number], ..Knowledge::default() },
             stamps: HashMap::new(),
         }
     }
@@ -287,20 +401,22 @@ impl GlobalRaces {
                 wave.settle(progress);
                 let mut clocks = wave.sees.clone();
                 clocks[step.w.index as usize] = wave.clock;
-                if let Some(visible) = &wave.visible {
+                let scope = Scope::of(step.inst);
+                if let Some(visible) = &wave.visible[usize::from(scope == Scope::System)] {
                     join(&mut clocks, visible);
                 }
-                wave.writing_back = token.map(|token| (token, clocks));
+                wave.writing_back = token.map(|token| (token, scope, clocks));
                 wave.clock += 1;
             }
             Op::BUFFER_INV if Scope::of(step.inst) >= Scope::Agent => {
                 let wave = &mut self.waves[step.w.index as usize];
-                wave.loaded.retain(|(log, len, token)| {
+                let system = Scope::of(step.inst) == Scope::System;
+                wave.loaded.retain(|Loaded { source, len, token }| {
                     let under_way = token.is_some_and(|token| !progress.complete(token));
                     if !under_way {
-                        wave.learned.learn(*log, *len);
+                        wave.learned.learn(Source { system: source.system && system, ..*source }, *len);
                     }
-                    under_way
+                    under_way || source.system && !system
                 });
             }
             _ => {}
@@ -338,13 +454,15 @@ impl GlobalRaces {
         let wave = &mut self.waves[index];
         wave.settle(progress);
         let atomic = part.access == Access::Atomic;
-        let visible = wave.visible.as_ref().filter(|_| scope >= Scope::Agent);
+        let [visible, to_all] = &wave.visible;
+        let visible = visible.as_ref().filter(|_| scope >= Scope::Agent);
         let publication = visible.map(|clocks| {
             let sources = self.learned.sources.iter().chain(&wave.learned.sources);
             let publication = Publication {
                 group: self.group,
                 clocks: clocks.clone(),
-                learned: sources.map(|(log, len)| (*log, *len)).collect(),
+                system: to_all.clone().filter(|_| scope == Scope::System),
+                learned: sources.map(|(source, len)| (*source, *len)).collect(),
             };
             memory.publications.push(publication);
             memory.publications.len() as u32 - 1
@@ -393,9 +511,11 @@ impl GlobalRaces {
                 && let Some(log) = memory.locations.get(&address)
             {
                 let len = memory.logs[*log as usize].len() as u32;
-                if !wave.loaded.contains(&(*log, len, token)) {
-                    wave.loaded.retain(|(other, _, _)| other != log);
-                    wave.loaded.push((*log, len, token));
+                let source = Source { log: *log, system: scope == Scope::System, device: self.device };
+                let loaded = Loaded { source, len, token };
+                if !wave.loaded.contains(&loaded) {
+                    wave.loaded.retain(|other| other.source != source);
+                    wave.loaded.push(loaded);
                 }
             }
         }
@@ -561,7 +681,7 @@ impl GlobalRaces {
             if other.meets(me)
                 && other.stamp() != me.stamp()
                 && !self.ordered(memory, other.stamp(), stamp, met)
-                && !both_atomic(memory.stamps[other.stamp() as usize], stamp)
+                && !both_atomic(memory, memory.stamps[other.stamp() as usize], stamp)
             {
                 return Some((other.stamp(), u64::from((other.0 & me.0 & 15).trailing_zeros())));
             }
@@ -591,23 +711,25 @@ impl GlobalRaces {
     /// A barrier of the workgroup opens: every wave learns the clocks of all.
     pub fn barrier(&mut self, progress: &[Progress]) {
         let clocks: Box<[u32]> = self.waves.iter().map(|w| w.clock).collect();
-        let mut visible: Option<Box<[u32]>> = None;
-        let mut loaded: Vec<(u32, u32, Option<Token>)> = vec![];
+        let mut visible: [Option<Box<[u32]>>; 2] = [None, None];
+        let mut loaded: Vec<Loaded> = vec![];
         for (wave, progress) in self.waves.iter_mut().zip(progress) {
             wave.settle(progress);
-            match (&mut visible, &wave.visible) {
-                (Some(all), Some(its)) => join(all, its),
-                (all @ None, Some(its)) => *all = Some(its.clone()),
-                _ => {}
-            }
-            for (log, len, token) in &wave.loaded {
-                if token.is_none_or(|token| progress.complete(token)) {
-                    loaded.retain(|(other, other_len, _)| other != log || other_len > len);
-                    loaded.push((*log, *len, None));
+            for pair in visible.iter_mut().zip(&wave.visible) {
+                match pair {
+                    (Some(all), Some(its)) => join(all, its),
+                    (all @ None, Some(its)) => *all = Some(its.clone()),
+                    _ => {}
                 }
             }
-            for (log, len) in std::mem::take(&mut wave.learned).sources {
-                self.learned.learn(log, len);
+            for Loaded { source, len, token } in &wave.loaded {
+                if token.is_none_or(|token| progress.complete(token)) {
+                    loaded.retain(|other| other.source != *source || other.len > *len);
+                    loaded.push(Loaded { source: *source, len: *len, token: None });
+                }
+            }
+            for (source, len) in std::mem::take(&mut wave.learned).sources {
+                self.learned.learn(source, len);
             }
         }
         for wave in &mut self.waves {
@@ -631,8 +753,10 @@ impl GlobalRaces {
         other: u32,
     ) -> Box<Finding> {
         let other = memory.stamps[other as usize];
-        let workgroup = memory.groups.get(other.group as usize).copied().unwrap_or_default();
+        let workgroup = memory.groups[other.group as usize].id;
         let [x, y, z] = workgroup;
+        let (launch, own_launch) = (memory.launch_of(other.group), memory.launch_of(self.group));
+        let foreign = !std::ptr::eq(launch, own_launch);
         let describe = |stamp: &Stamp| match (stamp.access, stamp.scope) {
             (Access::Atomic, _) => "an atomic",
             (Access::Read, Scope::Wave) => "a plain read",
@@ -643,22 +767,35 @@ impl GlobalRaces {
             (Access::Write, _) => "an atomic write",
         };
         let same = other.group == self.group;
-        let who = if same { format!("wave {}", other.wave) } else { format!("workgroup ({x}, {y}, {z})") };
-        let reach = if same { Scope::Workgroup } else { Scope::Agent };
+        let mut who =
+            if same { format!("wave {}", other.wave) } else { format!("workgroup ({x}, {y}, {z})") };
+        if foreign {
+            let device = launch.device.map_or(String::new(), |device| format!(" on device {device}"));
+            let instruction = launch.program.text(other.index);
+            who += &format!(" of kernel {}{device} ({instruction}, wave {})", launch.kernel, other.wave);
+        }
+        let reach = memory.reach(self.group, other.group);
+        let (scope, bits) = if reach == Scope::System { ("system", "sc0 sc1") } else { ("agent", "sc1") };
         let me = &self.waves[stamp.wave as usize];
         let why = if same {
-            "no barrier orders them"
+            "no barrier orders them".to_owned()
         } else if (stamp.scope >= reach) != (other.scope >= reach) {
-            "one of them is not atomic at agent scope, and nothing orders them"
+            format!("one of them is not atomic at {scope} scope, and nothing orders them")
         } else if !me.loaded.is_empty() {
-            "this wave has loaded a released value since, but no buffer_inv sc1 behind a wait for that load makes it an \
-             acquire"
+            format!(
+                "this wave has loaded a released value since, but no buffer_inv {bits} behind a wait for that load makes it an \
+                 acquire"
+            )
         } else if self.learned.sources.is_empty() && me.learned.sources.is_empty() {
-            "nothing orders the workgroups, as this wave has acquired nothing: that takes a release (buffer_wbl2 sc1, s_waitcnt vmcnt(0), then an atomic or a store with \
-             sc1) there and an acquire (an atomic or a load with sc1, its wait, then buffer_inv sc1) here"
+            format!(
+                "nothing orders the workgroups, as this wave has acquired nothing: that takes a release (buffer_wbl2 {bits}, s_waitcnt vmcnt(0), then an atomic or a store with \
+                 {bits}) there and an acquire (an atomic or a load with {bits}, its wait, then buffer_inv {bits}) here"
+            )
         } else {
-            "nothing that this wave has acquired was released behind that access (buffer_wbl2 sc1, s_waitcnt vmcnt(0), then an \
-             atomic or a store with sc1)"
+            format!(
+                "nothing that this wave has acquired was released behind that access (buffer_wbl2 {bits}, s_waitcnt vmcnt(0), then an \
+                 atomic or a store with {bits})"
+            )
         };
         let what = format!("{} races with {} by {who}: {why}", describe(&stamp), describe(&other));
         Box::new(Finding {
@@ -666,13 +803,14 @@ impl GlobalRaces {
             what,
             lane,
             address: Some((Space::Global, address)),
-            other: Some(Place { index: other.index, workgroup, wave: other.wave }),
+            // A site is of the launch's own program.
+            other: (!foreign).then_some(Place { index: other.index, workgroup, wave: other.wave }),
         })
     }
 }
 
 /// Atomic accesses that reach each other do not race.
-fn both_atomic(a: Stamp, b: Stamp) -> bool {
-    let reach = if a.group == b.group { Scope::Workgroup } else { Scope::Agent };
+fn both_atomic(memory: &GlobalMemory, a: Stamp, b: Stamp) -> bool {
+    let reach = memory.reach(a.group, b.group);
     a.scope >= reach && b.scope >= reach
 }

@@ -19,7 +19,7 @@ pub(crate) mod streams;
 mod uninit;
 mod waits;
 
-pub(crate) use global::GlobalMemory;
+pub(crate) use global::{GlobalMemory, Overlapping};
 pub(crate) use uninit::Undefined;
 
 use std::sync::{Arc, Mutex};
@@ -78,7 +78,7 @@ pub(crate) struct Subject<'a> {
     /// A second state for each wave where [`Check::Uninit`] is on.
     pub shadows: Vec<Wave>,
     /// The launch's, where [`Check::Global`] is on.
-    pub global: Option<&'a Arc<Mutex<GlobalMemory>>>,
+    pub global: Option<&'a Overlapping>,
     /// The launch's, where [`Check::Streams`] is on.
     pub touched: Option<&'a Arc<Mutex<Touched>>>,
 }
@@ -93,7 +93,7 @@ impl Observer {
             progress: vec![Progress::default(); waves],
             uninit: (!shadows.is_empty()).then(|| Uninit::new(shadows, lds, program.uops.len())),
             lds: checks.has(Check::Lds).then(|| LdsRaces::new(waves, lds)),
-            global: global.map(|memory| GlobalRaces::new(memory, group, waves)),
+            global: global.map(|launch| GlobalRaces::new(launch, group, waves)),
             barriers: checks.has(Check::Barriers).then(|| Barriers::new(group, waves)),
             counts: None,
             outstanding: vec![Outstanding::default(); waves],

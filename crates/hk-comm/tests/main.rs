@@ -1,0 +1,8 @@
+//! The tests of collectives: one program, a module per file.
+
+mod all_reduce;
+mod all_reduce_rmsnorm;
+mod common;
+mod faults;
+mod refusals;
+mod traffic;

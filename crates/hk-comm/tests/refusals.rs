@@ -1,0 +1,171 @@
+//! Bad input: each error names the operation and the argument.
+
+use crate::common::{options, streams};
+use hk_comm::{
+    Algorithm, AllReduceRmsNormOptions, AllReduceRmsNormOutputs, Fp8Rows, P2pComm, P2pOptions, all_reduce,
+    all_reduce_in_place, all_reduce_rmsnorm,
+};
+use hk_core::{Arch, Device, Error, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
+
+#[track_caller]
+fn refused<T>(result: Result<T>, kind: fn(&Error) -> bool, parts: &[&str]) {
+    let error = result.err().expect("an error");
+    assert!(kind(&error), "{error:?}");
+    let text = error.to_string();
+    assert!(parts.iter().all(|part| text.contains(part)), "`{text}` lacks one of {parts:?}");
+}
+
+fn argument(error: &Error) -> bool {
+    matches!(error, Error::Argument { .. })
+}
+
+fn unsupported(error: &Error) -> bool {
+    matches!(error, Error::Unsupported { .. })
+}
+
+#[test]
+fn communicators() {
+    let three = streams(Arch::Gfx942, 3, "");
+    refused(
+        P2pComm::new(&three, &options()),
+        argument,
+        &["P2pComm::new: streams", "3 ranks", "1, 2, 4 or 8"],
+    );
+    refused(P2pComm::new(&[], &options()), argument, &["streams", "0 ranks"]);
+    let twice = [three[0].clone(), three[0].device().create_stream().unwrap()];
+    refused(P2pComm::new(&twice, &options()), argument, &["streams", "ranks 0 and 1 are both emu:gfx942:0"]);
+    let of = |spec: &str| Device::open(spec).unwrap().create_stream().unwrap();
+    let mixed = [of("emu:gfx942:0"), of("emu:gfx950:1")];
+    refused(
+        P2pComm::new(&mixed, &options()),
+        unsupported,
+        &["ranks 0 on gfx942 and 1 on gfx950", "one target"],
+    );
+    let apart = [of("emu:gfx942:0?node=a"), of("emu:gfx942:1?node=b")];
+    refused(
+        P2pComm::new(&apart, &options()),
+        unsupported,
+        &["access of emu:gfx942:0?node=a", "emu:gfx942:1?node=b"],
+    );
+    let pair = &three[..2];
+    for blocks in [0, 129] {
+        let wrong = P2pOptions { blocks: Some(blocks), ..options() };
+        refused(P2pComm::new(pair, &wrong), argument, &["blocks", "1 to 128"]);
+    }
+    refused(P2pComm::new(pair, &P2pOptions { buffer_bytes: 0, ..options() }), argument, &["buffer_bytes"]);
+    let most = P2pOptions { buffer_bytes: usize::MAX, ..options() };
+    refused(P2pComm::new(pair, &most), |e| matches!(e, Error::TooLarge { .. }), &["buffer_bytes"]);
+}
+
+fn alone() -> (P2pComm, Stream) {
+    let streams = streams(Arch::Gfx942, 1, "");
+    let small = P2pOptions { buffer_bytes: 1 << 10, ..options() };
+    (P2pComm::new(&streams, &small).unwrap().remove(0), streams[0].clone())
+}
+
+#[test]
+fn tensors_of_all_reduce() {
+    let (mut comm, stream) = alone();
+    let x = stream.alloc_zeroed::<f32>(512).unwrap();
+    let mut y = stream.alloc_zeroed::<f32>(512).unwrap();
+    let auto = Algorithm::Auto;
+    let mut call = |comm: &mut P2pComm, stream: &Stream, n: usize, m: usize| {
+        all_reduce(
+            comm,
+            stream,
+            x.view_with(Layout::contiguous([n]).unwrap(), 0).unwrap(),
+            y.view_mut_with(Layout::contiguous([m]).unwrap(), 0).unwrap(),
+            auto,
+        )
+    };
+    refused(call(&mut comm, &stream, 8, 12), |e| matches!(e, Error::Shape { .. }), &["all_reduce: y"]);
+    refused(call(&mut comm, &stream, 6, 6), unsupported, &["24 bytes", "packets of 16"]);
+    refused(
+        call(&mut comm, &stream, 512, 512),
+        |e| matches!(e, Error::TooLarge { .. }),
+        &["2048 bytes of rank 0", "1024"],
+    );
+    let other = stream.device().create_stream().unwrap();
+    refused(call(&mut comm, &other, 8, 8), argument, &["stream", "the stream of rank 0"]);
+    call(&mut comm, &stream, 256, 256).unwrap();
+    call(&mut comm, &stream, 0, 0).unwrap();
+    let strided = || Layout::with_strides([4, 4], [8, 1]).unwrap();
+    let result = all_reduce_in_place(&mut comm, &stream, y.view_mut_with(strided(), 0).unwrap(), auto);
+    refused(result, |e| matches!(e, Error::Stride { .. }), &["all_reduce: y"]);
+    let shifted = y.view_mut_with(Layout::contiguous([4]).unwrap(), 1).unwrap();
+    refused(
+        all_reduce_in_place(&mut comm, &stream, shifted, auto),
+        |e| matches!(e, Error::Align { .. }),
+        &["y"],
+    );
+    let foreign = crate::common::streams(Arch::Gfx942, 1, "").remove(0);
+    let mut z = foreign.alloc_zeroed::<f32>(8).unwrap();
+    let result = all_reduce_in_place(&mut comm, &stream, z.view_mut([8]).unwrap(), auto);
+    refused(result, |e| matches!(e, Error::DeviceMismatch { .. }), &["all_reduce: y"]);
+}
+
+#[test]
+fn tensors_of_all_reduce_rmsnorm() {
+    type Out<'a> = AllReduceRmsNormOutputs<'a, bf16, Fp8E4M3Fnuz>;
+    let (mut comm, stream) = alone();
+    let x = stream.alloc_zeroed::<bf16>(512).unwrap();
+    let weight = stream.alloc_zeroed::<bf16>(512).unwrap();
+    let mut residual = stream.alloc_zeroed::<bf16>(512).unwrap();
+    let mut out = stream.alloc_zeroed::<bf16>(512).unwrap();
+    let shape = |dims: [usize; 2]| Layout::contiguous(dims).unwrap();
+    let mut call = |x_dims: [usize; 2], cols: usize, out_dims: Option<[usize; 2]>, options| {
+        let outputs = Out {
+            residual: residual.view_mut_with(shape(x_dims), 0).unwrap(),
+            out: out_dims.map(|dims| out.view_mut_with(shape(dims), 0).unwrap()),
+            fp8: None,
+        };
+        let x = x.view_with(shape(x_dims), 0).unwrap();
+        let weight = weight.view_with(Layout::contiguous([cols]).unwrap(), 0).unwrap();
+        all_reduce_rmsnorm(&mut comm, &stream, x, weight, outputs, options)
+    };
+    let fine = AllReduceRmsNormOptions::default();
+    call([4, 64], 64, Some([4, 64]), fine).unwrap();
+    call([0, 64], 64, Some([0, 64]), fine).unwrap();
+    let shape_error = |e: &Error| matches!(e, Error::Shape { .. });
+    refused(call([4, 64], 32, Some([4, 64]), fine), shape_error, &["all_reduce_rmsnorm: weight"]);
+    refused(call([4, 64], 64, Some([64, 4]), fine), shape_error, &["out"]);
+    refused(call([4, 64], 64, None, fine), argument, &["outputs", "neither out nor fp8"]);
+    refused(call([4, 12], 12, Some([4, 12]), fine), unsupported, &["cols = 12", "multiple of 8"]);
+    refused(call([4, 0], 0, Some([4, 0]), fine), |e| matches!(e, Error::Empty { .. }), &["x"]);
+    for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let wrong = AllReduceRmsNormOptions { eps, ..fine };
+        refused(call([4, 64], 64, Some([4, 64]), wrong), argument, &["eps"]);
+    }
+    let wrong = AllReduceRmsNormOptions { weight_offset: f32::NAN, ..fine };
+    refused(call([4, 64], 64, Some([4, 64]), wrong), argument, &["weight_offset"]);
+
+    // An fp8 of another target, f32 rows, an output over an input.
+    let view = |dims: [usize; 2]| x.view_with(shape(dims), 0).unwrap();
+    let weights = || weight.view_with(Layout::contiguous([64]).unwrap(), 0).unwrap();
+    let mut q = stream.alloc_zeroed::<Fp8E4M3>(256).unwrap();
+    let mut scale = stream.alloc_zeroed::<f32>(4).unwrap();
+    let outputs = AllReduceRmsNormOutputs {
+        residual: residual.view_mut_with(shape([4, 64]), 0).unwrap(),
+        out: None,
+        fp8: Some(Fp8Rows { q: q.view_mut([4, 64]).unwrap(), scale: scale.view_mut([4]).unwrap() }),
+    };
+    let result = all_reduce_rmsnorm(&mut comm, &stream, view([4, 64]), weights(), outputs, fine);
+    refused(result, |e| matches!(e, Error::DType { .. }), &["q", "fp8e4m3fnuz"]);
+    let wide = stream.alloc_zeroed::<f32>(256).unwrap();
+    let mut wide_residual = stream.alloc_zeroed::<f32>(256).unwrap();
+    let outputs = AllReduceRmsNormOutputs::<f32, Fp8E4M3Fnuz> {
+        residual: wide_residual.view_mut([4, 64]).unwrap(),
+        out: None,
+        fp8: None,
+    };
+    let wide_weight = wide.view_with(Layout::contiguous([64]).unwrap(), 0).unwrap();
+    let result =
+        all_reduce_rmsnorm(&mut comm, &stream, wide.view([4, 64]).unwrap(), wide_weight, outputs, fine);
+    refused(result, |e| matches!(e, Error::DType { .. }), &["x", "bf16 or f16"]);
+    let target = residual.view_mut_with(shape([4, 64]), 0).unwrap();
+    let over = target.alias();
+    let outputs =
+        Out { residual: target, out: Some(out.view_mut_with(shape([4, 64]), 0).unwrap()), fp8: None };
+    let result = all_reduce_rmsnorm(&mut comm, &stream, over, weights(), outputs, fine);
+    refused(result, |e| matches!(e, Error::Overlap { .. }), &["residual"]);
+}
