@@ -47,7 +47,7 @@ namespace decode {
 
 inline constexpr int kWaves = 4;
 inline constexpr int kThreads = kWaves * hk::kWaveSize;
-inline constexpr int kDim = 16;  // rows of a block
+inline constexpr int kDim = 16;  // rows of a tile
 inline constexpr int kKeys = 32;  // of a step of a wave
 inline constexpr u32 kKeysOfBlock = kWaves * kKeys;
 inline constexpr u32 kMostParts = 128;  // splits that the last block of a tile merges
@@ -163,9 +163,14 @@ struct InPieces : From {
 template <class From>
 inline constexpr bool kOfPieces = requires { From::kPieces; };
 
-/// T: type of products; From: the cache; kD: columns, at most; In: as Alone.
-template <class T, class From, int kD, class In = Alone>
+/// Registers of sm_90 hold one tile of rows.
+template <int kTiles>
+inline constexpr int kTilesOfTarget = hk::kRowsPerLane == 1 ? kTiles : 1;
+
+/// T: type of products; From: the cache; kD: columns, at most; kM: tiles of rows, which share the keys that a wave loads; In: as Alone.
+template <class T, class From, int kD, int kM = 1, class In = Alone>
 class Decode {
+    static constexpr u32 kRows = kM * kDim;
     static constexpr bool kPieces = kOfPieces<From>;
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
@@ -184,8 +189,11 @@ class Decode {
     static constexpr int kVAccess = kVBytes < 16 ? kVBytes : 16;
     static constexpr int kVParts = kVBytes / kVAccess;
     static constexpr int kVKeys = 4 / kShare;  // of a tile
-    // Two sets of registers, if there are as many.
-    static constexpr int kSets = hk::kRowsPerLane == 1 ? 2 : 1;
+    // Two sets of registers, if there are as many: beside the accumulators.
+    static constexpr int kOfSet = kStep * kD * kBytes / (2 * hk::kWaveSize), kOfTiles = kM * kD / 4;
+    static constexpr int kSets = hk::kRowsPerLane == 1 && kM == 1 ? 2 : 1;
+    // Queries of many rows are in LDS.
+    static constexpr bool kQueriesInLds = kM > 1 && kM *kSteps >= 16;
 
     struct K {
         Vec<u32, 4> row[kTilesOfStep][kOwn][kKLoads];
@@ -224,8 +232,9 @@ class Decode {
 
   public:
     struct Lds {
-        Vec<float, 2> sums[kWaves][kDim];
+        Vec<float, 2> sums[kWaves][kRows];
         union {
+            Vec<u32, 4> q[kQueriesInLds ? kM * kSteps : 1][kQueriesInLds ? hk::kWaveSize : 1];
             Vec<float, 4> o[kWaves][kDim][kDim];
             Vec<float, 2> parts[kMostParts][kDim];
         };
@@ -237,14 +246,19 @@ class Decode {
     const DecodeParams &d_;
     const Split &split_;
     Lds &lds_;
-    hk::Frag q_[kSteps];
-    hk::WaveTile<Mma, kStep, kDim> s_;
-    hk::WaveTile<Mma, kD, kDim> o_;
-    OnlineSoftmax<kDim, T> softmax_;
+    hk::Frag q_[kQueriesInLds ? 1 : kM][kSteps];
+    hk::WaveTile<Mma, kStep, kDim> s_[kM];
+    hk::WaveTile<Mma, kD, kDim> o_[kM];
+    OnlineSoftmax<kDim, T> softmax_[kM];
     float scale_;  // of products; in units of log2, unless scores are made one by one
-    float row_scale_[kOwn], slope_[kOwn];  // where scores are made one by one
     bool one_by_one_;
-    Keys visible_[kOwn];
+    // Of the lane's rows. Those of many tiles are computed where they are needed: in edge steps, and scores made one by one.
+    static constexpr bool kKeepsRows = kM == 1;
+    struct Factors {
+        float row_scale, slope;
+    };
+    Factors factors_[kKeepsRows ? kOwn : 1];
+    Keys visible_[kKeepsRows ? kOwn : 1];
     i32 inner_first_, inner_last_;  // keys that all rows see
     u32 k_offset_[kOwn][kKLoads], v_offset_[kOwn][kPieces ? kCols : kVParts];
     u32 v_stride_;
@@ -257,7 +271,14 @@ class Decode {
         const hk::DivMod at(split_.first + index, p.group, p.group_inverse);
         return {at.quotient, split_.kv_head * p.group + at.remainder, at.quotient < split_.q_len};
     }
-    HK_FN Row own_row(const Params &p, u32 r) const { return row(p, hk::row_of_lane<kDim>(hk::lane_id(), r)); }
+    HK_FN Row own_row(const Params &p, u32 m, u32 r) const {
+        return row(p, m * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r));
+    }
+    /// Rows of the block's tiles that are there.
+    HK_FN u32 rows_used(const Params &p) const {
+        const u32 left = split_.q_len * p.group - split_.first;
+        return left < kRows ? left : kRows;
+    }
 
     /// Column of Q and K of a lane's first element of fragment `step`.
     HK_FN static u32 key_column(int step, u32 group) {
@@ -280,35 +301,58 @@ class Decode {
     HK_FN void load_queries() {
         const Params &p = params();
         const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
-        hk::PerRow<u64> at;
+        const auto of_tile = [&](u32 m, hk::Frag(&q)[kSteps]) __attribute__((always_inline)) {
+            hk::PerRow<u64> at;
 #pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) {
-            const Row own = own_row(p, r);
-            at.row[r] = own.valid ? row_address(p.q, split_, p.sequences.q_starts != 0, own.query, own.head) : kNoRow;
-        }
-        // Inlined twice: else `this` would be in memory on sm_90, and accumulators with it.
-        const auto load = [&](auto part) __attribute__((always_inline)) {
+            for (u32 r = 0; r < kOwn; ++r) {
+                const Row own = own_row(p, m, r);
+                at.row[r] =
+                    own.valid ? row_address(p.q, split_, p.sequences.q_starts != 0, own.query, own.head) : kNoRow;
+            }
+            // Inlined twice: else `this` would be in memory on sm_90, and accumulators with it.
+            const auto load = [&](auto part) __attribute__((always_inline)) {
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                const u32 col = key_column(step, group);
-                q_[step] = hk::joined(hk::per_row([&](u32 r) {
-                    Vec<u32, 4> v = 0;
-                    if (at.row[r] != kNoRow && col < p.dqk) v = part(at.row[r], col);
-                    return v;
-                }));
+                for (int step = 0; step < kSteps; ++step) {
+                    const u32 col = key_column(step, group);
+                    q[step] = hk::joined(hk::per_row([&](u32 r) {
+                        Vec<u32, 4> v = 0;
+                        if (at.row[r] != kNoRow && col < p.dqk) v = part(at.row[r], col);
+                        return v;
+                    }));
+                }
+            };
+            // All loads of vectors are in flight at once.
+            if (p.q_type == attention::kOwn && p.q_vectorized) {
+                load([](u64 row, u32 col) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(row + col * 2); });
+            } else {
+                const u32 element = p.q_type == attention::kOwn ? sizeof(T) : 1;
+                load([&](u64 row, u32 col) {
+                    const auto from = reinterpret_cast<GlobalPtr<const u8>>(row + col * element);
+                    return __builtin_bit_cast(
+                        Vec<u32, 4>, load_row<T, 8>(from, p.q_type, p.q_vectorized, element, i32(p.dqk - col)));
+                });
             }
         };
-        // All loads of vectors are in flight at once.
-        if (p.q_type == attention::kOwn && p.q_vectorized) {
-            load([](u64 row, u32 col) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(row + col * 2); });
+        if constexpr (kQueriesInLds) {
+            // Waves have tiles in turn. A fragment is read as it is written: without bank conflicts.
+#pragma unroll 1
+            for (u32 m = hk::wave_id(); m < kM; m += kWaves) {
+                hk::Frag q[kSteps];
+                of_tile(m, q);
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step) lds_.q[m * kSteps + step][hk::lane_id()] = q[step];
+            }
+            hk::block_barrier();
         } else {
-            const u32 element = p.q_type == attention::kOwn ? sizeof(T) : 1;
-            load([&](u64 row, u32 col) {
-                const auto from = reinterpret_cast<GlobalPtr<const u8>>(row + col * element);
-                return __builtin_bit_cast(Vec<u32, 4>,
-                                          load_row<T, 8>(from, p.q_type, p.q_vectorized, element, i32(p.dqk - col)));
-            });
+#pragma unroll
+            for (int m = 0; m < kM; ++m) of_tile(m, q_[m]);
         }
+    }
+    HK_FN hk::Frag query_frag(int m, int step) const {
+        if constexpr (kQueriesInLds)
+            return lds_.q[m * kSteps + step][hk::lane_id()];
+        else
+            return q_[m][step];
     }
 
     HK_FN float cache_scale(const KeyRows &rows) const {
@@ -356,26 +400,46 @@ class Decode {
         // A factor that is not above 0 does not leave masked scores at -inf.
         one_by_one_ = of.softcap != 0.0f || of.alibi || p.q_descale || !(scale_ > 0.0f);
         if (!one_by_one_) scale_ *= kLog2E;
-        const u32 last_row = split_.q_len * p.group - 1 - split_.first;
         const KeyRange top = key_range(p, split_, row(p, 0).query);
-        const KeyRange bottom = key_range(p, split_, row(p, last_row < kDim ? last_row : kDim - 1).query);
+        const KeyRange bottom = key_range(p, split_, row(p, rows_used(p) - 1).query);
         inner_first_ = i32(hk::uniform(u32(bottom.first))), inner_last_ = i32(hk::uniform(u32(top.last)));
+        if constexpr (kKeepsRows) {
 #pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) {
-            const Row own = own_row(p, r);
-            const KeyRange keys = key_range(p, split_, own.query);
-            visible_[r] = {u32(keys.first) - key_of(lane, 0),
-                           own.valid && keys.first <= keys.last ? u32(keys.last - keys.first + 1) : 0};
-            row_scale_[r] = 1.0f, slope_[r] = 0.0f;
-            if (one_by_one_ && own.valid) {
-                if (p.q_descale)
-                    row_scale_[r] = reinterpret_cast<GlobalPtr<const float>>(
-                        p.q_descale)[i64(split_.sequence) * p.q_descale_batch + i64(own.head) * p.q_descale_head];
-                if (of.alibi)
-                    slope_[r] = reinterpret_cast<GlobalPtr<const float>>(
-                        of.alibi)[i64(split_.sequence) * of.alibi_batch + own.head];
+            for (u32 r = 0; r < kOwn; ++r) {
+                visible_[r] = find_visible(p, 0, r);
+                factors_[r] = one_by_one_ ? find_factors(p, 0, r) : Factors{1.0f, 0.0f};
             }
         }
+    }
+    HK_FN Keys find_visible(const Params &p, u32 m, u32 r) const {
+        const Row own = own_row(p, m, r);
+        const KeyRange keys = key_range(p, split_, own.query);
+        return {u32(keys.first) - key_of(hk::lane_id(), 0),
+                own.valid && keys.first <= keys.last ? u32(keys.last - keys.first + 1) : 0};
+    }
+    HK_FN Factors find_factors(const Params &p, u32 m, u32 r) const {
+        const Row own = own_row(p, m, r);
+        Factors of = {1.0f, 0.0f};
+        if (!own.valid) return of;
+        if (p.q_descale)
+            of.row_scale = reinterpret_cast<GlobalPtr<const float>>(
+                p.q_descale)[i64(split_.sequence) * p.q_descale_batch + i64(own.head) * p.q_descale_head];
+        if (p.scores.alibi)
+            of.slope = reinterpret_cast<GlobalPtr<const float>>(
+                p.scores.alibi)[i64(split_.sequence) * p.scores.alibi_batch + own.head];
+        return of;
+    }
+    HK_FN Keys visible(u32 m, u32 r) const {
+        if constexpr (kKeepsRows)
+            return visible_[r];
+        else
+            return find_visible(params(), m, r);
+    }
+    HK_FN Factors factors(u32 m, u32 r) const {
+        if constexpr (kKeepsRows)
+            return factors_[r];
+        else
+            return find_factors(params(), m, r);
     }
 
     HK_FN static Vec<u32, 4> piece_at(u64 at) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(at); }
@@ -490,10 +554,10 @@ class Decode {
         return scales;
     }
     /// Scores or probabilities of keys, each times its factor.
-    HK_FN void scale_keys(const auto &scales) {
+    HK_FN void scale_keys(int m, const auto &scales) {
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+            map_pairs(s_[m], r, [&](int i, Vec<float, 2> pair) {
                 constexpr int kOfRun = hk::kMmaRows * kOwn;
                 const auto &run = scales[i / Places::kElements][i % Places::kElements / kOfRun];
                 return pair * Vec<float, 2>{run[i % hk::kMmaRows], run[i % hk::kMmaRows + 1]};
@@ -575,11 +639,16 @@ class Decode {
     HK_FN void multiply_keys(const K &k, u32 missing) {
 #pragma unroll
         for (int t = 0; t < kTilesOfStep; ++t) {
-            s_.acc[0][t] = typename Mma::Acc(0.0f);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) s_[m].acc[0][t] = typename Mma::Acc(0.0f);
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
                 const hk::Frag w = key_frag(k, t, step);
-                s_.acc[0][t] = Mma::mma(&w, &q_[step], s_.acc[0][t]);
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+                    const hk::Frag q = query_frag(m, step);
+                    s_[m].acc[0][t] = Mma::mma(&w, &q, s_[m].acc[0][t]);
+                }
             }
         }
         if (missing != 0) {
@@ -587,56 +656,64 @@ class Decode {
             asm volatile("");
             const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
 #pragma unroll
-            for (int t = 0; t < kTilesOfStep; ++t)
-                s_.acc[0][t] += missing >> (kPieces ? group : t) & 1 ? __builtin_nanf("") : 0.0f;
+            for (int i = 0; i < kM * kTilesOfStep; ++i) {
+                const int m = i / kTilesOfStep, t = i % kTilesOfStep;
+                s_[m].acc[0][t] += missing >> (kPieces ? group : t) & 1 ? __builtin_nanf("") : 0.0f;
+            }
         }
     }
 
     /// Products of the step at key `at` to probabilities.
-    HK_FN void score(i32 at, [[maybe_unused]] const Scales &scales) {
-        if constexpr (kScales) scale_keys(scales.k);
+    HK_FN void score(i32 at, const Scales &scales) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) score(m, at, scales);
+    }
+    HK_FN void score(int m, i32 at, [[maybe_unused]] const Scales &scales) {
+        if constexpr (kScales) scale_keys(m, scales.k);
         float scale = scale_;
         if (one_by_one_) {
-            make_scores(at);
+            make_scores(m, at);
             scale = 1.0f;
         }
         if (at < inner_first_ || at + kStep - 1 > inner_last_) {
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
-                const u32 of_lane = u32(at) - visible_[r].first;
-                map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+                const Keys keys = visible(m, r);
+                const u32 of_lane = u32(at) - keys.first;
+                map_pairs(s_[m], r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
-                        if (key_of(0, i + j) + of_lane >= visible_[r].n) pair[j] = kMinusInf;
+                        if (key_of(0, i + j) + of_lane >= keys.n) pair[j] = kMinusInf;
                     }
                     return pair;
                 });
             }
         }
-        softmax_.update(s_, o_, scale);
-        if constexpr (kScales) scale_keys(scales.v);
+        softmax_[m].update(s_[m], o_[m], scale);
+        if constexpr (kScales) scale_keys(m, scales.v);
     }
-    HK_FN void make_scores(i32 at) {
+    HK_FN void make_scores(int m, i32 at) {
         const Params &p = params();
         const float softcap = p.scores.softcap, inverse = 1.0f / softcap;
         const i32 off = i32(split_.keys()) - i32(split_.q_len);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
-            float factor = scale_ * row_scale_[r];
-            const i32 place = i32(own_row(p, r).query) + off - at - i32(key_of(hk::lane_id(), 0));
+            const auto [row_scale, slope] = factors(m, r);
+            float factor = scale_ * row_scale;
+            const i32 place = i32(own_row(p, m, r).query) + off - at - i32(key_of(hk::lane_id(), 0));
             if (softcap != 0.0f) {
-                map_pairs(s_, r, [&](int, Vec<float, 2> pair) {
+                map_pairs(s_[m], r, [&](int, Vec<float, 2> pair) {
 #pragma unroll
                     for (int j = 0; j < 2; ++j) pair[j] = softcap * hk::tanh(pair[j] * factor * inverse);
                     return pair;
                 });
                 factor = 1.0f;
             }
-            map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+            map_pairs(s_[m], r, [&](int i, Vec<float, 2> pair) {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     const float away = __builtin_fabsf(float(place - i32(key_of(0, i + j))));
-                    pair[j] = (pair[j] * factor - slope_[r] * away) * kLog2E;
+                    pair[j] = (pair[j] * factor - slope * away) * kLog2E;
                 }
                 return pair;
             });
@@ -644,7 +721,9 @@ class Decode {
     }
 
     HK_FN void multiply_values(const V &v) {
-        const auto p = s_.template as_operand<T, true>(0);
+        decltype(s_[0].template as_operand<T, true>(0)) p[kM];
+#pragma unroll
+        for (int m = 0; m < kM; ++m) p[m] = s_[m].template as_operand<T, true>(0);
         if constexpr (kPieces) {
 #pragma unroll
             for (int half = 0; half < kBytes % 2 + 1; ++half) {
@@ -657,7 +736,8 @@ class Decode {
                         else
                             return half ? From::template widened<4>(raw.hi) : From::template widened<4>(raw.lo);
                     }));
-                    o_.acc[0][j] = Mma::mma(&w, &p.frag[half], o_.acc[0][j]);
+#pragma unroll
+                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j] = Mma::mma(&w, &p[m].frag[half], o_[m].acc[0][j]);
                 }
             }
             return;
@@ -673,7 +753,8 @@ class Decode {
 #pragma unroll
                 for (u32 e = 0; e < 2; ++e) {
                     const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return column[r][e]; }));
-                    o_.acc[0][j + e] = Mma::mma(&w, &p.frag[0], o_.acc[0][j + e]);
+#pragma unroll
+                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j + e] = Mma::mma(&w, &p[m].frag[0], o_[m].acc[0][j + e]);
                 }
             }
         }
@@ -748,42 +829,49 @@ class Decode {
 
     static constexpr int kPasses = kCols / 4;
     static constexpr int kRowsOfThread = kDim * kDim / kThreads;
-    /// A thread's columns of a row: value_column(place, 4 pass) and three more for each pass.
+    /// A thread's columns of a row of a tile: value_column(place, 4 pass) and three more for each pass.
     HK_FN static u32 thread_row(u32 i) { return (hk::thread_x() + i * kThreads) / kDim; }
     HK_FN static u32 thread_place() { return hk::thread_x() % kDim; }
 
-    /// The results of the waves, in their order.
+    HK_FN static float weight(float of_wave, float base) {
+        return hk::exp2_fast(of_wave - (base == kMinusInf ? 0.0f : base));
+    }
+    HK_FN float base_of(u32 row) const {
+        float base = lds_.sums[0][row][0];
+#pragma unroll
+        for (int w = 1; w < kWaves; ++w) base = __builtin_fmaxf(base, lds_.sums[w][row][0]);
+        return base;
+    }
+    /// Gives the other waves the wave's maxima and sums.
+    HK_FN void put_sums() {
+        const u32 lane = hk::lane_id();
+#pragma unroll
+        for (u32 i = 0; i < kM * kOwn; ++i) {
+            const u32 m = i / kOwn, r = i % kOwn;
+            const Vec<float, 2> own = softmax_[m].sums(r);
+            if (hk::group_of_lane<kDim>(lane) == 0)
+                lds_.sums[hk::wave_id()][m * kDim + hk::row_of_lane<kDim>(lane, r)] = own;
+        }
+        hk::block_barrier();
+#pragma unroll
+        for (u32 i = 0; i < kM * kOwn; ++i) {
+            const u32 m = i / kOwn, r = i % kOwn, row = m * kDim + hk::row_of_lane<kDim>(lane, r);
+            const float factor = weight(lds_.sums[hk::wave_id()][row][0], base_of(row));
+            map_pairs(o_[m], r, [&](int, Vec<float, 2> pair) { return pair * factor; });
+        }
+    }
+
+    /// The results of the waves for a tile of rows, in their order.
     struct Together {
         Vec<float, 2> sums[kRowsOfThread];
         Vec<float, 4> o[kRowsOfThread][kPasses];
     };
-    HK_FN Together meet() {
+    HK_FN Together meet(u32 tile) {
         const u32 lane = hk::lane_id();
-        const auto base_of = [&](u32 row) {
-            float base = lds_.sums[0][row][0];
-#pragma unroll
-            for (int w = 1; w < kWaves; ++w) base = __builtin_fmaxf(base, lds_.sums[w][row][0]);
-            return base;
-        };
-        const auto weight = [](float of_wave, float base) {
-            return hk::exp2_fast(of_wave - (base == kMinusInf ? 0.0f : base));
-        };
-        Vec<float, 2> own[kOwn];
-#pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) {
-            own[r] = softmax_.sums(r);
-            if (hk::group_of_lane<kDim>(lane) == 0) lds_.sums[hk::wave_id()][hk::row_of_lane<kDim>(lane, r)] = own[r];
-        }
-        hk::block_barrier();
-#pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) {
-            const float factor = weight(own[r][0], base_of(hk::row_of_lane<kDim>(lane, r)));
-            map_pairs(o_, r, [&](int, Vec<float, 2> pair) { return pair * factor; });
-        }
         Together all;
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
-            const u32 row = thread_row(i);
+            const u32 row = tile * kDim + thread_row(i);
             const float base = base_of(row);
             float sum = 0.0f;
 #pragma unroll
@@ -795,12 +883,17 @@ class Decode {
         }
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
-            if (pass > 0) hk::block_barrier();
+            if (pass > 0 || tile > 0) hk::block_barrier();
 #pragma unroll
-            for (int i = 0; i < Places::kElements; ++i) {
-                const u32 m = Places::m(lane, i), n = Places::n(lane, i);
-                lds_.o[hk::wave_id()][m][n ^ m] = {o_.acc[0][pass * 4][i], o_.acc[0][pass * 4 + 1][i],
-                                                   o_.acc[0][pass * 4 + 2][i], o_.acc[0][pass * 4 + 3][i]};
+            for (u32 of = 0; of < kM; ++of) {
+                if (of != tile) continue;
+#pragma unroll
+                for (int i = 0; i < Places::kElements; ++i) {
+                    const u32 m = Places::m(lane, i), n = Places::n(lane, i);
+                    const auto &acc = o_[of].acc[0];
+                    lds_.o[hk::wave_id()][m][n ^ m] = {acc[pass * 4][i], acc[pass * 4 + 1][i], acc[pass * 4 + 2][i],
+                                                       acc[pass * 4 + 3][i]};
+                }
             }
             hk::block_barrier();
 #pragma unroll
@@ -854,37 +947,47 @@ class Decode {
             set_up();
             walk(skip);
         }
-        Together all = meet();
+        put_sums();
         const Params &p = params();
         const float value_scale = cache_scale(p.cache.v);
         const bool merges = d_.tickets != 0, alone = merges ? split_.parts == 1 : p.splits.count == 1;
+        const u32 tiles = kM == 1 ? 1 : hk::uniform((rows_used(p) + kDim - 1) / kDim);
+#pragma unroll 1
+        for (u32 tile = 0; tile < tiles; ++tile) {
+            Together all = meet(tile);
 #pragma unroll
-        for (u32 i = 0; i < kRowsOfThread; ++i) {
-            const Row of = row(p, thread_row(i));
-            if (split_.poison) all.sums[i] = __builtin_nanf("");
+            for (u32 i = 0; i < kRowsOfThread; ++i) {
+                const Row of = row(p, tile * kDim + thread_row(i));
+                if (split_.poison) all.sums[i] = __builtin_nanf("");
 #pragma unroll
-            for (int pass = 0; pass < kPasses; ++pass) all.o[i][pass] *= value_scale;
-            if (!of.valid) continue;
-            if (alone) {
-                store_row<1>(p, of, 1, [&](u32) { return all.sums[i]; }, [&](u32, int pass) { return all.o[i][pass]; });
-            } else {
-                const Partial to = partial(p, split_.split, of);
-                each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
-                if (thread_place() == 0) to.store_sums(p, all.sums[i]);
+                for (int pass = 0; pass < kPasses; ++pass) all.o[i][pass] *= value_scale;
+                if (!of.valid) continue;
+                if (alone) {
+                    store_row<1>(
+                        p, of, 1, [&](u32) { return all.sums[i]; }, [&](u32, int pass) { return all.o[i][pass]; });
+                } else {
+                    const Partial to = partial(p, split_.split, of);
+                    each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
+                    if (thread_place() == 0) to.store_sums(p, all.sums[i]);
+                }
             }
         }
         if (alone || !merges) return;
         const auto counter = reinterpret_cast<GlobalPtr<u32>>(d_.tickets) + hk::uniform(split_.tile);
         if (!last_to_arrive(counter, split_.parts, lds_.last)) return;
-        merge_parts(p);
+#pragma unroll 1
+        for (u32 tile = 0; tile < tiles; ++tile) {
+            if (tile > 0) hk::block_barrier();
+            merge_parts(p, tile * kDim);
+        }
     }
 
   private:
-    /// The results of all splits of the tile: maxima and sums go to LDS, for all that reads them again.
-    HK_FN void merge_parts(const Params &p) const {
+    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, for all that reads them again.
+    HK_FN void merge_parts(const Params &p, u32 first_row) const {
         constexpr u32 kStep = kThreads / kDim, kAhead = 4;
         const u32 own = hk::thread_x() % kDim;
-        const Row of_sums = row(p, own);
+        const Row of_sums = row(p, first_row + own);
         for (u32 first = hk::thread_x() / kDim; first < split_.parts; first += kAhead * kStep) {
             Vec<float, 2> sums[kAhead];
 #pragma unroll
@@ -898,7 +1001,7 @@ class Decode {
         hk::block_barrier();
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
-            const Row of = row(p, thread_row(i));
+            const Row of = row(p, first_row + thread_row(i));
             if (!of.valid) continue;
             store_row<16>(
                 p, of, split_.parts, [&](u32 s) { return lds_.parts[s][thread_row(i)]; },
@@ -909,13 +1012,14 @@ class Decode {
 
 /// The block's split of the keys that the rows of its tile see. False: it has nothing to do. `skip`: keys at its beginning that no row
 /// sees.
+template <int kRows>
 HK_FN bool find_split(const DecodeParams &d, Split &split, u32 &skip) {
     const Params &p = d.all;
     skip = 0;
     split.parts = 1;
     split.begin = 0, split.end = i32(split.keys());
     if (!split.poison) {
-        const u32 last_row = split.q_len * p.group - 1, last = split.first + kDim - 1;
+        const u32 last_row = split.q_len * p.group - 1, last = split.first + kRows - 1;
         const auto query_of = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
         const i32 first = key_range(p, split, query_of(split.first)).first;
         i32 end = key_range(p, split, query_of(last < last_row ? last : last_row)).last + 1;
@@ -947,12 +1051,13 @@ HK_FN u32 tiles_together(const DecodeParams &d, u32 task) {
     return first + at % tiles * splits + at / tiles;
 }
 
-template <class T, class From, int kD, class In = Alone>
-HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T, From, kD, In>::Lds &lds) {
+template <class T, class From, int kD, int kM = 1, class In = Alone>
+HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T, From, kD, kM, In>::Lds &lds) {
+    constexpr int kRows = kM * kDim;
     const DecodeParams &d = In::of(kernel);
     task = tiles_together(d, task);
     Split split;
-    if (!find_work<kDim>(d.all, task, split)) return;
+    if (!find_work<kRows>(d.all, task, split)) return;
     split.tile = task / d.all.splits.count;
     if (d.only_single) {
         // Of starts that are no partition other launches poison all outputs.
@@ -961,27 +1066,33 @@ HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T
     }
     find_keys(d.all, split);
     u32 skip;
-    if (!find_split(d, split, skip)) return;
-    Decode<T, From, kD, In>(kernel, split, lds).run(skip);
+    if (!find_split<kRows>(d, split, skip)) return;
+    Decode<T, From, kD, kM, In>(kernel, split, lds).run(skip);
 }
-template <class T, class From, int kD>
+template <class T, class From, int kD, int kTiles>
 HK_FN void decode(const DecodeParams &d) {
-    auto &lds = hk::block_lds<typename Decode<T, From, kD>::Lds>();
-    decode<T, From, kD>(d, hk::xcd_remap(hk::block_x(), hk::grid_x()), lds);
+    constexpr int kM = kTilesOfTarget<kTiles>;
+    auto &lds = hk::block_lds<typename Decode<T, From, kD, kM>::Lds>();
+    decode<T, From, kD, kM>(d, hk::xcd_remap(hk::block_x(), hk::grid_x()), lds);
 }
 
 /// Waves that share a SIMD.
-template <int kD>
-inline constexpr int kWavesPerSimd = kD > 128 ? 1 : 2;
+template <int kD, int kTiles>
+inline constexpr int kWavesPerSimd = kTilesOfTarget<kTiles> > 1 || kD > 128 ? 1 : 2;
 
 }  // namespace decode
 }  // namespace attention
 
-// Entry points of a type of products and of caches, by columns.
-#define HK_DECODE(name, T, From)          \
-    HK_DECODE_COLUMNS(name, T, From, 64)  \
-    HK_DECODE_COLUMNS(name, T, From, 128) \
-    HK_DECODE_COLUMNS(name, T, From, 256)
-#define HK_DECODE_COLUMNS(name, T, From, columns)                                                                      \
-    HK_ENTRY_WAVES_PER_SIMD(name##_d##columns, attention::decode::kThreads, attention::decode::kWavesPerSimd<columns>, \
-                            8, (attention::decode::decode<T, From, columns>))
+// Entry points of a type of products and of caches, by columns; those of more than 16 rows a block are named after them, as in
+// rows_of_tall of src/decode/splits.rs.
+#define HK_DECODE(name, T, From)                    \
+    HK_DECODE_COLUMNS(name##_d64, T, From, 64, 1)   \
+    HK_DECODE_COLUMNS(name##_d128, T, From, 128, 1) \
+    HK_DECODE_COLUMNS(name##_d256, T, From, 256, 1)
+#define HK_DECODE_TALL(name, T, From)                      \
+    HK_DECODE_COLUMNS(name##_d64_rows64, T, From, 64, 4)   \
+    HK_DECODE_COLUMNS(name##_d128_rows64, T, From, 128, 4) \
+    HK_DECODE_COLUMNS(name##_d256_rows32, T, From, 256, 2)
+#define HK_DECODE_COLUMNS(name, T, From, columns, tiles)                                                              \
+    HK_ENTRY_WAVES_PER_SIMD(name, attention::decode::kThreads, (attention::decode::kWavesPerSimd<columns, tiles>), 8, \
+                            (attention::decode::decode<T, From, columns, tiles>))

@@ -13,3 +13,6 @@ HK_DECODE(decode_bf16_i8_scaled, hk::bf16, attention::decode::TokenScaled<attent
 HK_DECODE(decode_bf16_pieces, hk::bf16, attention::decode::InPieces<attention::Stored>)
 HK_DECODE(decode_bf16_fp8_pieces, hk::bf16, attention::decode::InPieces<attention::decode::BytesFp8<hk::bf16>>)
 HK_DECODE(decode_bf16_i8_pieces, hk::bf16, attention::decode::InPieces<attention::decode::BytesI8<hk::bf16>>)
+HK_DECODE_TALL(decode_bf16, hk::bf16, attention::Stored)
+HK_DECODE_TALL(decode_bf16_fp8, hk::bf16, attention::decode::BytesFp8<hk::bf16>)
+HK_DECODE_TALL(decode_bf16_i8, hk::bf16, attention::decode::BytesI8<hk::bf16>)

@@ -32,13 +32,13 @@ struct Target {
     static constexpr u32 kSlots = 0xffffffffu;
 
     u64 data;
-    u64 scale;  // f32[1] to divide by; 0: none
+    u64 scale;  // f32[1], or [sequences, scale_heads], to divide by; 0: none
     i64 block, head, within, col;
     u32 within_shift, col_shift;
     u32 format;
     u32 tokens;  // tokens that are stored, from the first on; kSlots: a cache, which takes tokens with a slot
     u32 grouped;  // a column-major cache is aligned for 16 bytes of tokens
-    u32 pad;
+    u32 scale_heads;  // 0: one factor
 
     /// Offset of head 0 of a token.
     HK_FN i64 row(u64 block_index, u32 token) const {

@@ -144,10 +144,19 @@ struct Share {
 struct Sinks {
     u64 at[kTargets];
     float scale[kTargets];
+    u32 sequence;  // of tokens that continue one
+
+    /// What a head is multiplied by.
+    HK_FN float factor(const Job &job, u32 i, u32 head) const {
+        const Target &to = job.targets[i];
+        if (to.scale_heads == 0) return scale[i];
+        return 1.0f / reinterpret_cast<GlobalPtr<const float>>(to.scale)[u64(sequence) * to.scale_heads + head];
+    }
 
     template <class T>
     HK_FN static Sinks of(const Job &job, const Common &c, const Place &place, u32 token) {
         Sinks s;
+        s.sequence = job.of_sequence ? token / job.of_sequence : 0;
         const u32 block = u32(place.slot) / c.block_tokens;
         const u32 within = u32(place.slot) - block * c.block_tokens;
 #pragma unroll
@@ -212,8 +221,9 @@ HK_FN void rotate_rows(const Job &job, const Params &p, u32 task) {
                     const auto put = [&](u32 column, Vec<float, N> v) {
                         cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + to.column(column), v, place.poison);
                     };
-                    put(a, x[0] * sinks.scale[i]);
-                    if (has_b) put(b, x[1] * sinks.scale[i]);
+                    const float scale = sinks.factor(job, i, head);
+                    put(a, x[0] * scale);
+                    if (has_b) put(b, x[1] * scale);
                 }
             }
         }
@@ -254,7 +264,7 @@ HK_FN void copy_rows(const Job &job, const Params &p, u32 task) {
                     if (to.is_copy()) {
                         cache::store<T, N>(reinterpret_cast<GlobalPtr<T>>(sinks.at[i]) + i64(head) * to.head + at, v);
                     } else {
-                        const Vec<float, N> scaled = hk::widen<T, N>(v) * sinks.scale[i];
+                        const Vec<float, N> scaled = hk::widen<T, N>(v) * sinks.factor(job, i, head);
                         cache::write<T, N>(to, sinks.at[i], i64(head) * to.head + at, scaled, place.poison);
                     }
                 }

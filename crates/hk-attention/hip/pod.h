@@ -53,7 +53,7 @@ template <class T, int kD>
 HK_FN void pod(const PodParams &p) {
     using S = decltype(dense::shape<T, kD, kD, true>());
     using Prefill = dense::Dense<T, kD, kD, S, dense::Cache::None>;
-    using Decode = decode::Decode<T, Stored, kD, OfPod>;
+    using Decode = decode::Decode<T, Stored, kD, 1, OfPod>;
     static_assert(S::kThreads == decode::kThreads);
     union Lds {
         typename Prefill::Lds prefill;
@@ -69,7 +69,7 @@ HK_FN void pod(const PodParams &p) {
         Prefill(p.prefill, work, lds.prefill).run();
     } else {
         if (task.index >= p.decode_blocks) return;
-        decode::decode<T, Stored, kD, OfPod>(p, hk::xcd_remap(task.index, p.decode_blocks), lds.decode);
+        decode::decode<T, Stored, kD, 1, OfPod>(p, hk::xcd_remap(task.index, p.decode_blocks), lds.decode);
     }
 }
 

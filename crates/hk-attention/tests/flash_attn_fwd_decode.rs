@@ -173,7 +173,13 @@ proptest! {
                 (false, false) => flash::<bf16, Fp8E4M3>,
             };
             let scale = |x: f32| HostTensor::new([1], &[x]).unwrap();
-            let given = of(case, *sizes, *rows).with("k_scale", scale(0.7)).with("v_scale", scale(1.3));
+            let given = of(case, *sizes, *rows);
+            let given = if maybe(bits, 27) {
+                let of_heads = [case.lens.len(), case.kv_heads];
+                given.floats("k_scale", &of_heads, 3).floats("v_scale", &of_heads, 4)
+            } else {
+                given.with("k_scale", scale(0.7)).with("v_scale", scale(1.3))
+            };
             with_all::<bf16>(&drawn, given, bits & !0x300_0000, mask).check_on(&gpu);
         }
     }
@@ -509,12 +515,19 @@ fn bad_calls_are_refused() {
         })
         .refuses_other_devices()
         .refuses_overlaps();
-    // A scale of each head is none to divide by.
-    appending(&options).input::<i32>("block_table", [2, 3]).input::<f32>("k_scale", [2, 2]).refuses(
-        kind!(Shape),
-        &["flash_attn_fwd_decode: k_scale: shape [2, 2]", "[1]"],
-        |_| {},
-    );
+    // Factors of tokens are none to divide by.
+    appending(&options)
+        .input::<i32>("block_table", [2, 3])
+        .input::<f32>("k_scale", [2, 2])
+        .accepts(|_| {})
+        .refuses(
+            kind!(Shape),
+            &["flash_attn_fwd_decode: k_scale: shape [5, 2, 16]", "[1] or [2, 2]", "k_new"],
+            |call| call.shape("k_scale", [5, 2, 16]),
+        )
+        .refuses(kind!(Shape), &["flash_attn_fwd_decode: k_scale: shape [3]", "[1]"], |call| {
+            call.shape("k_scale", [3]);
+        });
     table(&Options { rows: Rows::Indexed, ..options.clone() })
         .input::<i32>("cache_seqlens", [2])
         .input::<i32>("cache_batch_idx", [2])

@@ -20,7 +20,7 @@ fn lens() -> impl Strategy<Value = Vec<[usize; 2]>> {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let heads = (1usize..3, select(vec![1usize, 2, 3, 8, 16, 20, 40]));
+    let heads = (1usize..3, select(vec![1usize, 2, 3, 8, 16, 20, 40, 64, 130]));
     let columns = select(vec![
         [64, 64],
         [128, 128],
@@ -271,7 +271,9 @@ fn graphs_follow_the_lengths() {
 /// as many as one launch merges. 129 take a second one, whether there are counters or not.
 #[test]
 fn one_launch_has_the_bits_of_two() {
-    let few = [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20)].map(|of| (of, 700));
+    let few =
+        [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20), ([128, 128], 64), ([256, 256], 40)]
+            .map(|of| (of, 700));
     let many = [8000, 8192, 8193].map(|keys| (([64, 64], 3), keys));
     for ((columns, group), keys) in few.into_iter().chain(many) {
         let case = Case::new(&[[1, keys], [1, 0], [1, 129]], [1, group], columns);
@@ -313,6 +315,34 @@ fn a_sequence_is_the_same_in_any_batch() {
                 let (out, lse) = Run { gpu, case: &alone, splits, window: None }.run(Some(&mut tickets));
                 assert_eq!(out[n * 12 * 128..], all[n * 12 * 128..(n + 1) * 12 * 128], "{splits:?} {n}");
                 assert_eq!(lse[n * 12..], of_lse[n * 12..(n + 1) * 12]);
+            }
+        }
+    }
+}
+
+/// Blocks of 64 rows, and of 32, have the bits of those of 16.
+#[test]
+fn heads_have_the_bits_of_smaller_groups() {
+    for columns in [[128, 128], [64, 64], [192, 256]] {
+        let case = |group| Case::new(&[[1, 300], [1, 129], [1, 1]], [1, group], columns);
+        let (all, few) = (case(40), case(8));
+        for gpu in &devices() {
+            let run = |case| Run { gpu, case, splits: Splits::KeysPerSplit(128), window: None };
+            let (out, lse) = run(&all).run(None);
+            let q = all.decode::<bf16, bf16>().get("q").elements::<bf16>().unwrap();
+            for first in (0..40).step_by(8) {
+                let [of_q, of_out, of_lse] = [columns[0], columns[1], 1]
+                    .map(|row| move |n: usize| (n * 40 + first) * row..(n * 40 + first + 8) * row);
+                let heads: Vec<bf16> = (0..3).flat_map(|n| q[of_q(n)].to_vec()).collect();
+                let mut memory = run(&few).memory();
+                memory.q = gpu.upload(&heads, [3, 8, columns[0]]);
+                let lens = gpu.upload(&[300, 129, 1], [3]);
+                run(&few).call(&mut memory, lens.view(), None).unwrap();
+                let (few_out, few_lse) = run(&few).results(&memory);
+                let want: Vec<bf16> = (0..3).flat_map(|n| out[of_out(n)].to_vec()).collect();
+                assert_eq!(few_out, want, "{columns:?} {first} on {}", gpu.spec());
+                let want: Vec<f32> = (0..3).flat_map(|n| lse[of_lse(n)].to_vec()).collect();
+                assert_eq!(few_lse, want, "{columns:?} {first} on {}", gpu.spec());
             }
         }
     }

@@ -109,7 +109,7 @@ pub struct FlashDecodeOptions<'a> {
     pub alibi: Option<TensorView<'a, f32>>,
     /// A logit `[Hq]` of no value for each head, which is not scaled.
     pub sink: Option<TensorView<'a, f32>>,
-    /// Factors of the cache: `[1]` or `[B, Hkv]`; beside new keys `[1]`, which these are divided by.
+    /// Factors of the cache, which new keys and values are divided by: `[1]`, or `[B, Hkv]`, beside new keys contiguous.
     pub scales: CacheScales<'a>,
     /// How keys are split among blocks.
     pub splits: Splits,
@@ -137,10 +137,10 @@ pub struct FlashDecodeOptions<'a> {
 ///
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 256 and may differ. Scores, masks and rounding are those of [`mha`](fn@crate::mha).
 /// Rotation is in `f32`, rounded once. New keys and values go to a cache of their type bit for bit if they are not rotated; to fp8
-/// divided by the scale, saturating.
+/// divided by the scale, of their head where there is one for each, saturating.
 ///
 /// Up to three launches, and one more where splits are merged by one. Caches are read as by [`pa_decode`](crate::pa_decode), whether they are
-/// in pages or not, by the kernel of few queries for one query or up to 64 rows (`Sq` by heads of a group); by those of prompts for more.
+/// in pages or not, by the kernel of few queries for up to 64 rows (`Sq` by heads of a group); by those of prompts for more.
 /// [`decode_workspace`](crate::decode_workspace) says how long the workspace is; queries are `B Sq`.
 ///
 /// What is on the device is not trusted. A sequence whose length is negative, or with the new keys more than its row or its pages hold,
@@ -199,8 +199,20 @@ where
     if let Some(FlashAppend { k_new, v_new, .. }) = &append {
         k_new.expect_shape(OP, "k_new", [sequences, new, sizes.heads, dqk])?;
         v_new.expect_shape(OP, "v_new", [sequences, new, sizes.heads, sizes.dv])?;
-        check_scale(OP, "k_scale", options.scales.k.as_ref())?;
-        check_scale(OP, "v_scale", options.scales.v.as_ref())?;
+        for (arg, scale) in [("k_scale", &options.scales.k), ("v_scale", &options.scales.v)] {
+            match scale.as_ref().filter(|scale| scale.shape().len() > 1) {
+                Some(scale) if scale.shape() != [sequences, sizes.heads] => {
+                    let want =
+                        format!("[1] or [{sequences}, {}] (sequences, key heads) beside k_new", sizes.heads);
+                    return Err(Error::shape(OP, arg, scale.shape(), want));
+                }
+                Some(scale) => {
+                    scale.expect_contiguous(OP, arg)?;
+                    scale.expect_aligned(OP, arg, 4)?;
+                }
+                None => check_scale(OP, arg, scale.as_ref())?,
+            }
+        }
     }
     // The lengths that the new keys follow, those that queries see, and where the latter are stored.
     let (lens, total, written) = match seqlens {
@@ -314,7 +326,7 @@ impl<'a, C: Element> AppendTo<'a, C> {
         C: CacheElement<T>,
     {
         let Self { caches: [mut k_cache, mut v_cache], table, lens, sequences, width } = self;
-        let ([_, sq, _, dqk], [_, new, _, dv]) = (q.dims(OP, "q")?, v_new.dims(OP, "v_new")?);
+        let ([_, sq, _, dqk], [_, new, heads, dv]) = (q.dims(OP, "q")?, v_new.dims(OP, "v_new")?);
         let [blocks, block, ..] = k_cache.dims::<4>(OP, "k_cache")?;
         let tokens = sequences.saturating_mul(new.max(sq));
         check_slots(OP, "k_new", tokens, [blocks, block])?;
@@ -364,9 +376,13 @@ impl<'a, C: Element> AppendTo<'a, C> {
             ..Common::zeroed()
         };
 
+        let of_heads = |target: Target, scale: &Option<TensorView<f32>>| {
+            let by_head = scale.as_ref().is_some_and(|scale| scale.shape().len() == 2);
+            if by_head { target.scaled_by_head(heads) } else { target }
+        };
         let scale = launch.optional_input("k_scale", scales.k.as_ref())?;
         let keys = launch.output_address("k_cache", &mut k_cache)?;
-        let keys = Target::cache::<C>(keys, strides[0], &scale);
+        let keys = of_heads(Target::cache::<C>(keys, strides[0], &scale), &scales.k);
         let k_new = launch.input("k_new", &k_new)?;
         match rotation {
             None => {
@@ -384,7 +400,8 @@ impl<'a, C: Element> AppendTo<'a, C> {
         }
         let scale = launch.optional_input("v_scale", scales.v.as_ref())?;
         let values = launch.output_address("v_cache", &mut v_cache)?;
-        jobs.copy(launch.input("v_new", &v_new)?, &[Target::cache::<C>(values, strides[1], &scale)]);
+        let values = of_heads(Target::cache::<C>(values, strides[1], &scale), &scales.v);
+        jobs.copy(launch.input("v_new", &v_new)?, &[values]);
 
         let mut append = Append {
             lens: launch.input("cache_seqlens", &lens)?.data(),

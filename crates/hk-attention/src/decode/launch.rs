@@ -1,6 +1,6 @@
 //! The launch of `hip/decode.h`.
 
-use super::splits::{DECODE, DecodeWorkspace, Division, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits};
+use super::splits::{DECODE, DecodeWorkspace, Division, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits, rows_of_tall};
 use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages, Params};
 use crate::prefill::{
     FP8, I8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
@@ -8,32 +8,54 @@ use crate::prefill::{
 use bytemuck::Zeroable;
 use hk_core::{DType, Error, KernelRef, LaunchConfig, Result, TensorViewMut};
 
-/// By columns, at most: the kernels of caches of the own type, of fp8 and of int8, of these two with factors of tokens, and of all three in
-/// pieces of 16 bytes.
-type Table = [(usize, [KernelRef<DecodeParams>; 8]); 3];
+/// By columns, at most.
+type Table = [(usize, Kernels); 3];
+
+/// The kernels of a type, by cache.
+#[derive(Clone, Copy)]
+struct Kernels {
+    /// Of 16 rows: for the own type, for fp8 and for int8, for these two with factors of tokens, and for all three in pieces of 16 bytes.
+    short: [KernelRef<DecodeParams>; 8],
+    /// Of more rows, which read the keys once; of the first three caches.
+    tall: [KernelRef<DecodeParams>; 3],
+}
 
 macro_rules! kernels {
-    ($type:literal $($columns:literal $most:literal),*) => {
+    ($type:literal $($columns:literal $most:literal $rows:literal),*) => {
         [$((
             $most,
-            [
-                DecodeParams::kernel(concat!("decode_", $type, "_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_fp8_scaled_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_i8_scaled_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_pieces_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_fp8_pieces_d", $columns)),
-                DecodeParams::kernel(concat!("decode_", $type, "_i8_pieces_d", $columns)),
-            ],
+            Kernels {
+                short: [
+                    DecodeParams::kernel(concat!("decode_", $type, "_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_fp8_scaled_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_i8_scaled_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_pieces_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_fp8_pieces_d", $columns)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_i8_pieces_d", $columns)),
+                ],
+                tall: [
+                    DecodeParams::kernel(concat!("decode_", $type, "_d", $columns, "_rows", $rows)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns, "_rows", $rows)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns, "_rows", $rows)),
+                ],
+            },
         )),*]
     };
 }
-const BF16: Table = kernels!("bf16" "64" 64, "128" 128, "256" 256);
-const F16: Table = kernels!("f16" "64" 64, "128" 128, "256" 256);
+const BF16: Table = kernels!("bf16" "64" 64 "64", "128" 128 "64", "256" 256 "32");
+const F16: Table = kernels!("f16" "64" 64 "64", "128" 128 "64", "256" 256 "32");
 
-/// Rows of a sequence and key head beyond which prompts' kernels read fewer keys: this one reads them for each 16 rows.
-const MOST_ROWS_OF_FEW: usize = 4 * ROWS_OF_BLOCK;
+/// A kernel and the rows of its blocks.
+#[derive(Clone, Copy)]
+pub(super) struct DecodeKernel {
+    kernel: KernelRef<DecodeParams>,
+    rows: usize,
+}
+
+/// Rows of a sequence and key head beyond which prompts' kernels read fewer keys.
+const MOST_ROWS_OF_FEW: usize = 64;
 
 /// Keys are split as `splits` says.
 pub(crate) struct DecodePlan<'a> {
@@ -81,8 +103,8 @@ impl<'a> Problem<'a> {
     }
 
     /// The kernel of few queries that serves the call: 16-bit queries or fp8 ones, a cache of that type, fp8 or int8, of rows in whole vectors, in
-    /// pages of whole windows. `keys_beside`: other sequences have some.
-    pub(super) fn decode_kernel(&self, keys_beside: bool) -> Option<KernelRef<DecodeParams>> {
+    /// pages of whole windows. `rows`: those of a sequence and key head. `keys_beside`: other sequences have some.
+    pub(super) fn decode_kernel(&self, rows: usize, keys_beside: bool) -> Option<DecodeKernel> {
         let p = &self.params;
         let (scores, cache) = (&p.scores, &p.cache);
         let none = |of: &[u64]| of.iter().all(|data| *data == 0);
@@ -109,7 +131,13 @@ impl<'a> Problem<'a> {
             _ => return None,
         };
         let columns = p.dqk.max(p.dv) as usize;
-        table.iter().find(|(most, _)| columns <= *most).map(|(_, kernels)| kernels[of])
+        let (_, Kernels { short, tall }) = table.iter().find(|(most, _)| columns <= *most)?;
+        let of_tall = rows_of_tall(self.stream.device().arch(), columns);
+        let is_tall = rows > ROWS_OF_BLOCK && of_tall > ROWS_OF_BLOCK;
+        Some(match tall.get(of).filter(|_| is_tall) {
+            Some(kernel) => DecodeKernel { kernel: *kernel, rows: of_tall },
+            None => DecodeKernel { kernel: short[of], rows: ROWS_OF_BLOCK },
+        })
     }
 
     /// The cache has rows of columns, on 16 bytes, in pages of whole windows.
@@ -170,8 +198,9 @@ impl<'a> Problem<'a> {
         }
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (n, queries);
-        let few = sq == 1 || sq.saturating_mul(self.params.group as usize) <= MOST_ROWS_OF_FEW;
-        match self.decode_kernel(false).filter(|_| few) {
+        let rows = sq.saturating_mul(self.params.group as usize);
+        let few = rows <= MOST_ROWS_OF_FEW || (sq == 1 && (by_sequence || !self.is_dense()));
+        match self.decode_kernel(rows, false).filter(|_| few) {
             Some(kernel) => {
                 let queries = sequences.saturating_mul(sq);
                 self.run_decode(kernel, plan, Of::All, [sequences, queries, sk], by_sequence)
@@ -224,13 +253,16 @@ impl<'a> Problem<'a> {
         if !keys_beside {
             s.total_k = u32::try_from(sk).unwrap_or(u32::MAX);
         }
-        let of_tile = (ROWS_OF_BLOCK / self.params.group as usize).max(1);
+        let group = self.params.group as usize;
+        let of_tile = (ROWS_OF_BLOCK / group).max(1);
         let few =
             tile == Some(QueryTile::Few) || (tile.is_none() && total_q <= sequences.saturating_mul(of_tile));
         let single = tile.is_none() && sequences > 1 && (!keys_beside || self.params.single_cached != 0);
-        let kernel = self.decode_kernel(keys_beside && single);
-        match kernel {
-            Some(kernel) if few && !keys_beside => {
+        let of_all = few && !keys_beside;
+        // Of sequences that are as long as each other.
+        let queries = if of_all { total_q.div_ceil(sequences) } else { 1 };
+        match self.decode_kernel(queries.saturating_mul(group), keys_beside && single) {
+            Some(kernel) if of_all => {
                 return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk], false);
             }
             Some(kernel) if single => {
@@ -252,13 +284,14 @@ impl<'a> Problem<'a> {
     /// As [`decode_launch`](Self::decode_launch), and launches it.
     fn run_decode(
         &mut self,
-        kernel: KernelRef<DecodeParams>,
+        DecodeKernel { kernel, rows }: DecodeKernel,
         plan: DecodePlan<'a>,
         of: Of,
         sizes: [usize; 3],
         by_sequence: bool,
     ) -> Result<()> {
-        let DecodeLaunch { params, blocks, merge } = self.decode_launch(plan, of, sizes, by_sequence)?;
+        let DecodeLaunch { params, blocks, merge } =
+            self.decode_launch(rows, plan, of, sizes, by_sequence)?;
         let kernel = self.stream.kernel(kernel)?;
         self.run_first()?;
         // SAFETY: the operators have checked rows, heads and columns of each tensor against each other, and this problem's launch has
@@ -276,7 +309,7 @@ impl<'a> Problem<'a> {
         self.check_plan(&mut plan)?;
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (sequences as u32, 1);
-        self.decode_launch(plan, Of::All, [sequences, sequences, keys], false)
+        self.decode_launch(ROWS_OF_BLOCK, plan, Of::All, [sequences, sequences, keys], false)
     }
 
     /// Sets the splits of `all`, of so many `rows`, queries by heads, and their memory. The address of the counters; 0: a second launch
@@ -314,9 +347,10 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Sizes: sequences, their queries, and keys of a sequence, at most.
+    /// Of blocks of `of_block` rows. Sizes: sequences, their queries, and keys of a sequence, at most.
     fn decode_launch(
         &mut self,
+        of_block: usize,
         plan: DecodePlan<'a>,
         of: Of,
         [sequences, queries, keys]: [usize; 3],
@@ -327,9 +361,9 @@ impl<'a> Problem<'a> {
         let mut all = self.params;
         let rows = self.count("q", queries.saturating_mul(all.group as usize))? as usize;
         let tiles = if all.sequences.q_starts != 0 && of == Of::All {
-            rows / ROWS_OF_BLOCK + sequences
+            rows / of_block + sequences
         } else {
-            let of_one = (rows / sequences.max(1)).div_ceil(ROWS_OF_BLOCK);
+            let of_one = (rows / sequences.max(1)).div_ceil(of_block);
             all.sequences.tiles_of_one = of_one as u32;
             of_one.saturating_mul(sequences)
         };

@@ -163,7 +163,7 @@ fn kernel_of_both(prompts: &Problem, tokens: &Problem) -> Option<KernelRef<PodPa
         let columns = problem.params.dqk.max(problem.params.dv) as usize;
         KERNELS.iter().position(|(most, _)| columns <= *most)
     };
-    tokens.decode_kernel(false).filter(|_| tokens.params.cache.element == 0 && tokens.in_rows(2))?;
+    tokens.decode_kernel(1, false).filter(|_| tokens.params.cache.element == 0 && tokens.in_rows(2))?;
     let at = of(tokens).filter(|at| of(prompts) == Some(*at))?;
     Some(KERNELS[at].1[usize::from(tokens.kernel == DType::F16)])
 }

@@ -1,10 +1,19 @@
 //! How the keys of sequences are split among blocks.
 
 use crate::prefill::{AttentionProblem, floats_per_row};
-use hk_core::{DeviceBuffer, DeviceInfo, Error, Result, Stream, TensorViewMut};
+use hk_core::{Arch, DeviceBuffer, DeviceInfo, Error, Result, Stream, TensorViewMut};
 
 /// Rows of a block: queries by the heads of a group.
 pub(super) const ROWS_OF_BLOCK: usize = 16;
+
+/// Those of the blocks for more rows, as far as registers hold their accumulators: on sm_90 one tile.
+pub(super) fn rows_of_tall(arch: Arch, columns: usize) -> usize {
+    match (arch.is_amd(), columns) {
+        (true, ..=128) => 64,
+        (true, _) => 32,
+        (false, _) => ROWS_OF_BLOCK,
+    }
+}
 
 /// Splits of equally many keys are multiples of this: a step of each wave of a block.
 pub(super) const KEYS_OF_BLOCK: usize = 128;
@@ -144,7 +153,12 @@ impl Splits {
 pub fn decode_workspace(info: &DeviceInfo, problem: &AttentionProblem, splits: Splits) -> usize {
     let AttentionProblem { sequences, heads, kv_heads, queries, keys, dv } = *problem;
     let rows = queries.saturating_mul(heads / kv_heads.max(1));
-    let tiles = rows.div_ceil(ROWS_OF_BLOCK).max(sequences).saturating_mul(kv_heads);
+    let of_block = if rows > sequences.saturating_mul(ROWS_OF_BLOCK) {
+        rows_of_tall(info.arch, dv)
+    } else {
+        ROWS_OF_BLOCK
+    };
+    let tiles = rows.div_ceil(of_block).max(sequences).saturating_mul(kv_heads);
     let count = splits.count(&DECODE, info, tiles, keys);
     if count <= 1 {
         return 0;

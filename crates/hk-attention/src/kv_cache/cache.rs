@@ -282,7 +282,7 @@ impl Target {
         format: Format::AsInput as u32,
         tokens: 0,
         grouped: 0,
-        pad: 0,
+        scale_heads: 0,
     };
 
     fn new(data: u64, strides: Strides, format: Format, tokens: u32) -> Self {
@@ -316,6 +316,11 @@ impl Target {
         let grouped = data.is_multiple_of(16) && strides.aligned(size_of::<C>(), 16);
         let target = Self::new(data, strides, Format::of::<C>(), SLOTS);
         Self { scale: scale.data(), grouped: grouped.into(), ..target }
+    }
+
+    /// The same with factors of sequences and `heads`, `[sequences, heads]`.
+    pub fn scaled_by_head(self, heads: usize) -> Self {
+        Self { scale_heads: heads as u32, ..self }
     }
 
     fn is_fp8(&self) -> bool {

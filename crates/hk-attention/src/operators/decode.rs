@@ -128,7 +128,16 @@ macro_rules! pages {
     };
 }
 
-/// The same with factors of tokens.
+/// A group of 20 heads: blocks of more than 16 rows.
+macro_rules! tall {
+    ($dtype:ident $cache:ident $d:literal) => {
+        case!(concat!("20 heads, columns of ", $d), $dtype 3, 20 $d, $cache [40, 16, 1, $d], [40, 16, 1, $d], 13,
+            ["sink" F32 [20], "k_scale" F32 [3, 1], "v_scale" F32 [1], "lse" F32 [3, 20]],
+            [("keys_per_split", Scalar::Count(64))])
+    };
+}
+
+/// As `pages`, with factors of tokens.
 macro_rules! scaled {
     ($dtype:ident $cache:ident $d:literal) => {
         case!(concat!("factors of tokens, columns of ", $d), $dtype 3, 6 $d, $cache [40, 16, 2, $d], [40, 16, 2, $d], 13,
@@ -216,6 +225,30 @@ pub(super) const PA_DECODE: Operator = Operator {
         pages!(F16 I8 64),
         pages!(F16 I8 128),
         pages!(F16 I8 256),
+        tall!(Bf16 Bf16 64),
+        tall!(Bf16 Bf16 128),
+        tall!(Bf16 Bf16 256),
+        tall!(F16 F16 64),
+        tall!(F16 F16 128),
+        tall!(F16 F16 256),
+        tall!(Bf16 Fp8E4M3 64),
+        tall!(Bf16 Fp8E4M3 128),
+        tall!(Bf16 Fp8E4M3 256),
+        tall!(F16 Fp8E4M3 64),
+        tall!(F16 Fp8E4M3 128),
+        tall!(F16 Fp8E4M3 256),
+        tall!(Bf16 Fp8E4M3Fnuz 64),
+        tall!(Bf16 Fp8E4M3Fnuz 128),
+        tall!(Bf16 Fp8E4M3Fnuz 256),
+        tall!(F16 Fp8E4M3Fnuz 64),
+        tall!(F16 Fp8E4M3Fnuz 128),
+        tall!(F16 Fp8E4M3Fnuz 256),
+        tall!(Bf16 I8 64),
+        tall!(Bf16 I8 128),
+        tall!(Bf16 I8 256),
+        tall!(F16 I8 64),
+        tall!(F16 I8 128),
+        tall!(F16 I8 256),
         scaled!(Bf16 I8 64),
         scaled!(Bf16 I8 128),
         scaled!(Bf16 I8 256),

@@ -6,7 +6,7 @@ use super::attention::{
 };
 use super::common::{
     ACTIVATIONS, CACHED as STORED, COS, FP8, INDICES_32, NARROW, SIN, STYLE, TABLES, expect_dtype_of,
-    expect_dtypes, expect_shape, integers, reciprocal, rope_of_pairs, rope_style, rounded, shape, stored,
+    expect_dtypes, expect_shape, integers, rope_of_pairs, rope_style, rounded, shape, stored,
     with_activation, with_narrow,
 };
 use super::decode::{CACHED, KEYS_PER_SPLIT, NSPLIT, splits, workspace_of};
@@ -193,9 +193,6 @@ fn sizes<V: Described>(call: &Call<V>) -> Result<Sizes> {
         expect_dtypes(call, "q", &["k_new", "v_new"])?;
         expect_shape(call, "k_new", &[n, new, cache.heads, dqk], "sequences, heads and columns")?;
         expect_shape(call, "v_new", &[n, new, cache.heads, cache.dv], "sequences, heads and columns")?;
-        for name in ["k_scale", "v_scale"] {
-            expect_one_of(call, name, &[&[1]])?;
-        }
         if call.bool("advance")? == given("seqlens_out") {
             return beside("seqlens_out", "k_new, or advance");
         }
@@ -353,6 +350,12 @@ impl Host {
     }
 }
 
+/// What new rows are multiplied by: one factor, or those of sequences and heads.
+fn reciprocals(call: &HostCall, name: &str) -> Vec<f64> {
+    let one = |x: f64| f64::from(1.0 / x as f32);
+    call.optional(name).map_or_else(|| vec![1.0], |scale| scale.to_f64().into_iter().map(one).collect())
+}
+
 fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let host = Host::of(call)?;
     let Sizes { n, sq, new, heads, cache } = host.sizes;
@@ -387,8 +390,8 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         let k_new = rotated(call.get("k_new")?.to_f64(), new, kv_heads);
         let v_new = call.get("v_new")?.to_f64();
         for (scale, values, columns, of, of_exact) in [
-            (reciprocal(call, "k_scale"), k_new, dqk, &mut rows.k, &mut exact.k),
-            (reciprocal(call, "v_scale"), v_new, dv, &mut rows.v, &mut exact.v),
+            (reciprocals(call, "k_scale"), k_new, dqk, &mut rows.k, &mut exact.k),
+            (reciprocals(call, "v_scale"), v_new, dv, &mut rows.v, &mut exact.v),
         ] {
             let width = kv_heads * columns;
             for (i, row) in values.chunks(width.max(1)).enumerate().take(n * new) {
@@ -399,7 +402,8 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
                     continue;
                 };
                 for (col, &x) in row.iter().enumerate() {
-                    let exact = stored(cache_type, x * scale);
+                    let head = i / new * kv_heads + col / columns;
+                    let exact = stored(cache_type, x * scale[if scale.len() == 1 { 0 } else { head }]);
                     of_exact[slot * width + col] = exact;
                     of[slot * width + col] =
                         if ACTIVATIONS.contains(&cache_type) { rounded(cache_type, exact) } else { exact };

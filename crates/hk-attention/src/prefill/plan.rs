@@ -37,7 +37,7 @@ pub enum QueryTile {
     Short,
     /// 256 rows; 128 on sm_90, and for more than 128 columns of values. Keys and values are read half as often.
     Tall,
-    /// 16 rows. Keys go from memory to registers, and are split as [`Splits`](crate::Splits) says: for single tokens and drafts. Operators
+    /// 16 rows, or where sequences have more than that on average, 64 (of more than 128 columns 32). Keys go from memory to registers, and are split as [`Splits`](crate::Splits) says: for single tokens and drafts. Operators
     /// without a cache in pages, and caches that this kernel does not serve, have [`Short`](Self::Short) tiles instead.
     Few,
 }

@@ -771,6 +771,11 @@ impl<'a> Problem<'a> {
         Ok(Some((self.params, tiles.saturating_mul(self.params.kv_heads as usize))))
     }
 
+    /// Whether kernels of prompts that have rows in whole vectors serve the call.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.dense_keys().is_some()
+    }
+
     /// The dense kernels that serve the call: rows in whole vectors, pages of whole windows, no option that changes scores one by one.
     pub(super) fn dense_keys(&self) -> Option<DenseKeys> {
         let p = &self.params;

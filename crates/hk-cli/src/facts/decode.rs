@@ -8,22 +8,23 @@ use hk_core::{Arch, DType};
 use hk_emu::Costs;
 
 const KEYS: usize = 8192;
-/// Query heads of a key head.
-const GROUP: usize = 8;
 /// Tokens of a page.
 const PAGE: usize = 16;
 
 pub const TITLE: &str = "## A token over 8192 keys\n\n\
-    `pa_decode` of one sequence with 8 query heads of one key head, pages of 16 tokens in reverse order, one split: a block of four waves.\n\
-    `bytes`: distinct bytes over those of the keys, values and queries. `in flight`: lines of 128 bytes that the loads of all resident\n\
-    waves of a compute unit have outstanding at most. `LDS`: bytes moved for each key: the waves meet once, at the end. `vector`: clocks of\n\
-    vector issue over those in which memory brings the bytes, at a compute unit's share of 8.3 bytes a clock (gfx942) or 13 (gfx950).\n\
-    `drains`: full drains (vmcnt(0)) of a wave between matrix instructions.";
+    `pa_decode` of one sequence with `heads` query heads of one key head, pages of 16 tokens in reverse order, one split: a block of four\n\
+    waves. `bytes`: distinct bytes over those of the keys, values and queries; `loaded`: those that all loads ask for, factors of tokens\n\
+    included. `in flight`: lines of 128 bytes that the loads of all resident waves of a compute unit have outstanding at most. `LDS`: bytes\n\
+    moved for each key: the waves meet once, at the end; blocks of more than 16 rows have their queries there. `vector`: clocks of vector\n\
+    issue over those in which memory brings the bytes, at a compute unit's share of 8.3 bytes a clock (gfx942) or 13 (gfx950). `drains`:\n\
+    full drains (vmcnt(0)) of a wave between matrix instructions.";
 
-const HEADER: [&str; 11] = [
+const HEADER: [&str; 13] = [
     "columns",
+    ">heads",
     "kernel",
     ">bytes",
+    ">loaded",
     ">by 16",
     ">VGPRs",
     ">waves/SIMD",
@@ -52,27 +53,41 @@ pub fn table() -> Result<Table> {
         (128, "bf16 in pieces, shuffled"),
         (128, "fp8 in pieces, shuffled"),
     ];
-    for (columns, pages) in rows {
+    let rows = rows.map(|(columns, pages)| (columns, pages, 8));
+    let more = [
+        (64, "", 64),
+        (128, "", 32),
+        (128, "", 64),
+        (128, "", 128),
+        (256, "", 32),
+        (128, "fp8", 32),
+        (128, "fp8", 64),
+        (128, "fp8", 128),
+        (128, "int8", 64),
+        (128, "int8", 128),
+    ];
+    for (columns, pages, heads) in rows.into_iter().chain(more) {
         let [a, b] = Arch::AMD.map(|arch| {
             let cache = match pages {
                 pages if pages.is_empty() || pages.starts_with("bf16") => DType::Bf16,
                 pages if pages.starts_with("int8") => DType::I8,
                 _ => DType::fp8_of(arch),
             };
-            Facts::of_call(&call(cache, columns, pages)?, "a token", arch)
+            Facts::of_call(&call(cache, columns, pages, heads)?, "a token", arch)
         });
         let (a, b) = (a?.map(|f| cells(&f)), b?.map(|f| cells(&f)));
         let name =
             if pages.is_empty() { columns.to_string() } else { format!("{columns}, pages of {pages}") };
-        table.row([name].into_iter().chain((0..HEADER.len() - 1).map(|i| both(&a, &b, i))));
+        let cells = (0..HEADER.len() - 2).map(|i| both(&a, &b, i));
+        table.row([name, heads.to_string()].into_iter().chain(cells));
     }
     Ok(table)
 }
 
-fn call(cache: DType, columns: usize, what: &str) -> Result<HostCall> {
+fn call(cache: DType, columns: usize, what: &str, heads: usize) -> Result<HostCall> {
     let mut call: CallSpec = Call::new(crate::operator("pa_decode")?);
     let pages = KEYS / PAGE;
-    call.set("q", TensorSpec::new(DType::Bf16, [1, GROUP, columns]))?;
+    call.set("q", TensorSpec::new(DType::Bf16, [1, heads, columns]))?;
     let (pieces, shuffled) = (what.contains("pieces"), what.ends_with("shuffled"));
     let piece = 16 / cache.size_bytes();
     let shapes = match (pieces, shuffled) {
@@ -101,7 +116,7 @@ fn call(cache: DType, columns: usize, what: &str) -> Result<HostCall> {
     Ok(call)
 }
 
-fn cells(facts: &Facts) -> [String; HEADER.len() - 1] {
+fn cells(facts: &Facts) -> [String; HEADER.len() - 2] {
     let c = &facts.sum;
     let d = c.details.unwrap_or_default();
     let clocks = Costs::of(facts.arch).clocks(c);
@@ -113,6 +128,7 @@ fn cells(facts: &Facts) -> [String; HEADER.len() - 1] {
     [
         kernels.join(", "),
         ratio(distinct, facts.floor, 3),
+        ratio(moved, facts.floor, 2),
         format!("{} %", ratio(100 * d.wide_bytes, moved, 1)),
         facts.each(|k| k.resources.vgprs + k.resources.agprs),
         facts.each(|k| k.resources.waves_per_simd),
