@@ -384,7 +384,8 @@ fn what_is_not_finite() {
         assert!(nans(&k, &all).iter().all(|nan| *nan), "{}", gpu.spec());
         // Scores beyond what their factor may be.
         let far = spoilt(|d| &mut d.q, 270 * 16, 1e34);
-        let of_far = nans(&far, &SageOptions { scale: Some(1.0), ..options });
+        let unscaled = SageOptions { scale: Some(1.0), ..options };
+        let of_far = nans(&far, &unscaled);
         assert!(of_far.iter().enumerate().all(|(i, nan)| *nan == (i / 16 >= 256)), "{}", gpu.spec());
         let v = nans(&spoilt(|d| &mut d.v, 7, f32::NAN), &options);
         assert!(v.iter().enumerate().all(|(i, nan)| *nan == (i % 16 == 7)), "{}", gpu.spec());
