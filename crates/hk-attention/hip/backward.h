@@ -46,10 +46,10 @@ struct Params {
     u64 turns;  // u32: the next ticket; then, of each tile of dq_sums, the block of keys that adds to it next
     u32 key_blocks;  // the first blocks have keys, the others queries
     u32 dout_vectorized;
-    u32 dq_vectorized;  // four columns of its rows are aligned
+    u32 dq_vectorized;  // four columns of its rows are aligned, without kDq 16 bytes
     u32 dq_tiles;
     u32 ordered;
-    u32 pad;
+    u32 keys_vectorized;  // 16 bytes of the rows of dk and dv are aligned
 };
 
 inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
@@ -79,19 +79,15 @@ struct Query {
 template <int kTile>
 struct QueryTable {
     u32 index[kTile], head[kTile];
-    i32 first[kTile], last[kTile];
     float lse[kTile], slope[kTile];
     // -lse / scale in the units of the products and -delta: accumulators begin with them.
     alignas(16) float from_lse[kTile], from_delta[kTile];
 
-    HK_FN void put_place(u32 i, const Query &q) {
-        index[i] = q.index, head[i] = q.head, first[i] = q.first, last[i] = q.last;
-    }
-    HK_FN void put_numbers(u32 i, const Query &q, float inverse) {
+    HK_FN void put_place(u32 i, const Query &q) { index[i] = q.index, head[i] = q.head; }
+    HK_FN void put_numbers(u32 i, const auto &q, float inverse) {
         lse[i] = q.lse, slope[i] = q.slope;
         from_lse[i] = -q.lse * inverse, from_delta[i] = -q.delta;
     }
-    HK_FN Query get(u32 i) const { return {index[i], head[i], first[i], last[i], lse[i], -from_delta[i], slope[i]}; }
 };
 
 /// ds of a tile, [key][row of the tile].
@@ -190,17 +186,18 @@ class Pass {
         u64 rows[kLaneRows][2];
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
-            const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+            const u32 row = own_row(r);
             rows[r][0] = rows[r][1] = 0;
             if constexpr (kOfKeys) {
                 key_[r] = row < work_.fresh ? row : ~0u;
                 if (row < work_.fresh) key_rows(row, rows[r]);
             } else {
                 const bool there = row < work_.q_len * p.group;
-                query_[r] = find_place(there ? row : 0);
-                load_numbers(query_[r]);
-                if (there) query_rows(query_[r], rows[r]);
-                if (!there) query_[r].last = -1, query_[r].first = 0;
+                Query &query = query_[r];
+                query = find_place(there ? row : 0);
+                load_numbers(query);
+                if (there) query_rows(query, rows[r]);
+                if (!there) query.last = -1, query.first = 0;
             }
         }
         a_ = stationary<kDqk>(rows, 0);
@@ -213,6 +210,13 @@ class Pass {
     }
 
   private:
+    /// What scores of a tile take to become gradients.
+    enum class Form { kProducts, kMasked, kGeneral };
+
+    /// The lane's row r.
+    HK_FN u32 own_row(int r) const {
+        return work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+    }
     HK_FN const Params &params() const { return hk::reload_params(p_); }
     HK_FN i32 behind() const { return i32(work_.keys()) - i32(work_.q_len); }
 
@@ -232,14 +236,18 @@ class Pass {
         const Params &p = params();
         const hk::DivMod at(row, p.all.group, p.all.group_inverse);
         const u32 index = at.quotient, head = work_.kv_head * p.all.group + at.remainder;
-        if (kHstu) return {index, head, 0, i32(work_.keys()) - 1, 0.0f, 0.0f, 0.0f};
+        if (kOfKeys || kHstu) return {index, head, 0, i32(work_.keys()) - 1, 0.0f, 0.0f, 0.0f};
         const KeyRange keys = key_range(p.all, work_, index);
         return {index, head, keys.first, keys.last, 0.0f, 0.0f, 0.0f};
     }
     HK_FN void load_numbers(Query &query) const {
         if (kHstu) return;
         const Params &p = params();
-        const auto f32_at = [](u64 at) { return *reinterpret_cast<GlobalPtr<const float>>(at); };
+        // One NaN, whose bits rounding does not carry over.
+        const auto f32_at = [](u64 at) {
+            const float v = *reinterpret_cast<GlobalPtr<const float>>(at);
+            return v == v ? v : __builtin_nanf("");
+        };
         const float lse = f32_at(row_address(p.all.lse, work_, packed_, query.index, query.head)) * kLog2E;
         const u64 first = packed_ ? work_.q_start : u64(work_.sequence) * p.all.sequences.sq;
         query.delta = f32_at(p.delta + ((first + query.index) * p.all.heads + query.head) * 4);
@@ -316,11 +324,8 @@ class Pass {
         if (i >= kTile) return;
         u64 rows[2] = {0, 0};
         if constexpr (kOfKeys) {
-            Query query = find_place(row < to ? row : to - 1);
-            if (row < to)
-                query_rows(query, rows);
-            else
-                query.first = 0, query.last = -1;
+            const Query query = find_place(row < to ? row : to - 1);
+            if (row < to) query_rows(query, rows);
             lds_.queries[at].put_place(i, query);
         } else if (row < to) {
             key_rows(row, rows);
@@ -331,7 +336,7 @@ class Pass {
     struct Prefetched {
         Chunks<kDqk> a;
         Chunks<kDv> b;
-        Query query;
+        float lse, delta, slope;
     };
     HK_FN Prefetched load_tile(u32 from, u32 to, u32 at) const {
         Prefetched tile;
@@ -339,8 +344,11 @@ class Pass {
         tile.b = load_rows<kDv>(at, 1);
         if constexpr (kOfKeys && !kHstu) {
             const u32 row = from + hk::thread_x();
-            tile.query = find_place(row < to ? row : to - 1);
-            if (hk::thread_x() < kTile) load_numbers(tile.query);
+            if (hk::thread_x() < kTile) {
+                Query query = find_place(row < to ? row : to - 1);
+                load_numbers(query);
+                tile.lse = query.lse, tile.delta = query.delta, tile.slope = query.slope;
+            }
         }
         return tile;
     }
@@ -348,7 +356,7 @@ class Pass {
         store_rows<kDqk>(lds_.first, tile.a, at, 0);
         store_rows<kDv>(lds_.second, tile.b, at, 1);
         if (kOfKeys && !kHstu && hk::thread_x() < kTile)
-            lds_.queries[at].put_numbers(hk::thread_x(), tile.query, 1.0f / (params().all.scores.scale * kLog2E));
+            lds_.queries[at].put_numbers(hk::thread_x(), tile, 1.0f / (params().all.scores.scale * kLog2E));
     }
     /// Whole rows of an operand have aligned chunks: they are prefetched.
     template <int kD>
@@ -414,10 +422,12 @@ class Pass {
             if (more) fill(from + (t + 1) * kTile, to, (t + 1) % 2);
             store_tile(next, t % 2);
             hk::block_barrier();
-            if (more) next = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
-            const bool plain = is_plain(from + t * kTile, to);
+            Prefetched loaded;
+            if (more) loaded = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
+            next = loaded;  // not the old one if there is no more: that would stay live
+            const Form form = form_of(from + t * kTile, to);
 #pragma unroll 1
-            for (u32 i = 0; i < kTile; i += kStep) step(plain, from + t * kTile, i, t % 2);
+            for (u32 i = 0; i < kTile; i += kStep) step(form, from + t * kTile, to, i, t % 2);
             if (kDq && t > 0) turns.performed();
             hk::block_barrier();
             if constexpr (kDq) {
@@ -581,38 +591,40 @@ class Pass {
             }
         }
         turns.wait(tile);
-        const auto to = turns.sums(tile);
-        const u32 stride = dq_row_floats(params()), dqk = params().all.dqk;
+        const u32 lane = hk::lane_id(), stride = dq_row_floats(params()), dqk = params().all.dqk;
 #pragma unroll
         for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
             for (int r = 0; r < kLaneRows; ++r) {
-                const u32 col = first_col() + c * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
-                if (col >= dqk) continue;
+                const u32 first = first_col() + c * kDim, own = hk::row_of_lane<kDim>(lane, r);
+                if (first + own >= dqk) continue;
+                const u32 of_lane = dq_row(Places::n(lane, 0)) * stride + own;
 #pragma unroll
                 for (int e = 0; e < kOwnRows * Places::kElements; ++e) {
                     if (e / hk::kMmaRows % kLaneRows != r) continue;
                     const u32 n = row_share() * (kOwnRows * kDim) + e / Places::kElements * kDim +
-                                  Places::n(hk::lane_id(), e % Places::kElements);
-                    hk::atomic_add(to + dq_row(n) * stride + col,
+                                  Places::n(0, e % Places::kElements);
+                    // A scalar address and the lane's offset.
+                    hk::atomic_add(turns.sums(tile) + (dq_row(n) * stride + first) + of_lane,
                                    sums[c][e / Places::kElements][e % Places::kElements]);
                 }
             }
         }
     }
 
-    /// All keys see all queries of the tile, and scores are products.
-    HK_FN bool is_plain(u32 first, u32 to) const {
+    /// kProducts: all keys see all queries of the tile.
+    HK_FN Form form_of(u32 first, u32 to) const {
         const attention::Params &p = params().all;
         const auto &of = p.scores;
-        if (kHstu || of.softcap != 0.0f || of.alibi || of.dropout || !(of.scale > 0.0f)) return false;
-        if (first + kTile > to) return false;
+        if (kHstu || of.softcap != 0.0f || of.alibi || of.dropout || !(of.scale > 0.0f)) return Form::kGeneral;
         const u32 row = kOfKeys ? first : work_.first, rows = kOfKeys ? kTile : kRows;
         const i32 key = i32(kOfKeys ? work_.first : first), keys = kOfKeys ? kRows : kTile;
-        if (u32(key + keys) > work_.fresh || row + rows > work_.q_len * p.group) return false;
+        if (first + kTile > to || u32(key + keys) > work_.fresh || row + rows > work_.q_len * p.group)
+            return Form::kMasked;
         const auto query = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
-        return key_range(p, work_, query(row)).last >= key + keys - 1 &&
-               key_range(p, work_, query(row + rows - 1)).first <= key;
+        const bool all = key_range(p, work_, query(row)).last >= key + keys - 1 &&
+                         key_range(p, work_, query(row + rows - 1)).first <= key;
+        return all ? Form::kProducts : Form::kMasked;
     }
 
     /// Adds products of `kStep` moving rows and the wave's own, over columns.
@@ -684,35 +696,80 @@ class Pass {
             return n / 64 * 64 + L::Part::template column<kDim>(n % 64);
     }
 
-    HK_FN void step(bool plain, u32 tile_first, u32 i, u32 at) {
-        Scores s, d;
-        const u32 kept = !kHstu && params().all.scores.dropout ? kept_scores(tile_first + i, i, at) : ~0u;
-        if constexpr (kOfKeys) {
-            begin(s, plain ? lds_.queries[at].from_lse : lds_.zeros, i);
-            begin(d, plain ? lds_.queries[at].from_delta : lds_.zeros, i);
+    HK_FN void step(Form form, u32 first, u32 to, u32 i, u32 at) {
+        u32 visible[kLaneRows];
+        if (form != Form::kProducts) {
+            u32 any = 0;
+#pragma unroll
+            for (int r = 0; r < kLaneRows; ++r) any |= visible[r] = visible_rows(first + i, to, r);
+            if (hk::ballot(any != 0) == 0) {
+                if constexpr (kDq) put_ds(Operand{}, i);
+                return;
+            }
         }
-        multiply<kDqk>(s, lds_.first, a_, i);
-        multiply<kDv>(d, lds_.second, b_, i);
-        if (plain)
-            plain_gradients(s, d);
-        else
-            gradients(s, d, kept, tile_first + i, i, at);
-        const Operand ds = d.template as_operand<T>(0);
+        Operand probs, ds;
+        {
+            Scores s, d;
+            u32 kept = ~0u;
+            if (!kHstu && params().all.scores.dropout) kept = kept_scores(first + i, i, at);
+            const bool plain = form != Form::kGeneral;
+            if constexpr (kOfKeys) begin(s, plain ? lds_.queries[at].from_lse : lds_.zeros, i);
+            multiply<kDqk>(s, lds_.first, a_, i);
+            if constexpr (kOfKeys) begin(d, plain ? lds_.queries[at].from_delta : lds_.zeros, i);
+            multiply<kDv>(d, lds_.second, b_, i);
+            if (plain)
+                gradients(s, d, form == Form::kMasked, visible, probs, ds);
+            else
+                general_gradients(s, d, kept, visible, first + i, i, at, probs, ds);
+        }
         if constexpr (kDq) put_ds(ds, i);
+        if constexpr (kDqk + kDv > 256) hk::sched_barrier();  // fewer registers
         add<kDqk>(da_, lds_.first, ds, i);
-        if constexpr (kOfKeys) add<kDv>(db_, lds_.second, s.template as_operand<T>(0), i);
+        if constexpr (kOfKeys) add<kDv>(db_, lds_.second, probs, i);
     }
+    using Visible = u32[kLaneRows];
+
     /// Accumulators that begin with a number for each moving row.
     HK_FN void begin(Scores &sums, const float *numbers, u32 row) const {
 #pragma unroll
-        for (int e = 0; e < kStep / kDim * Places::kElements; e += hk::kMmaRows) {
-            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
-            const auto four = *reinterpret_cast<const Vec<float, hk::kMmaRows> *>(numbers + row + n);
+        for (int e = 0; e < kScores; e += hk::kMmaRows) {
+            const auto four = *reinterpret_cast<const Vec<float, hk::kMmaRows> *>(numbers + row + moving_row(e));
 #pragma unroll
-            for (int j = 0; j < hk::kMmaRows; ++j)
-                sums.acc[0][e / Places::kElements][e % Places::kElements + j] = four[j];
+            for (int j = 0; j < hk::kMmaRows; ++j) score(sums, e + j) = four[j];
         }
     }
+    static constexpr int kScores = kStep / kDim * Places::kElements;  // of a lane
+    HK_FN static auto &score(auto &tile, int e) {
+        return reinterpret_cast<float *>(&tile.acc[0][e / Places::kElements])[e % Places::kElements];
+    }
+    /// The moving row of the lane's score e.
+    HK_FN static u32 moving_row(u32 e) {
+        return Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
+    }
+    /// The moving rows, of kStep from `first` on, that the lane's own row sees: bit `moving_row(e) - moving_row(0)` for score e.
+    HK_FN u32 visible_rows(u32 first, u32 to, int r) const {
+        const attention::Params &p = params().all;
+        i32 begin, end;
+        if constexpr (kOfKeys) {
+            constexpr i32 kUnbounded = 1 << 29;
+            const i32 key = i32(key_[r]) - behind(), queries = i32(work_.q_len);
+            const auto rows = [&](i32 query) {
+                return (query < 0 ? 0 : query < queries ? query : queries) * i32(p.group);
+            };
+            begin = p.scores.right >= kUnbounded ? 0 : rows(key - p.scores.right);
+            end = p.scores.left >= kUnbounded ? queries * i32(p.group) : rows(key + p.scores.left + 1);
+            if (kHstu) begin = 0, end = i32(to);
+            if (end > i32(to)) end = i32(to);
+            if (key_[r] == ~0u) end = 0;
+        } else {
+            begin = query_[r].first, end = query_[r].last + 1;
+        }
+        begin -= i32(first), end -= i32(first);
+        const u32 from = begin <= 0 ? ~0u : begin < 32 ? ~0u << begin : 0;
+        const u32 below = end <= 0 ? 0 : end < 32 ? ~(~0u << end) : ~0u;
+        return (from & below) >> moving_row(0);
+    }
+
     /// ds of the wave's keys, for the products of queries.
     HK_FN void put_ds(const Operand &ds, u32 row) {
 #pragma unroll
@@ -724,7 +781,7 @@ class Pass {
                     const int at = (f * kVec + e) * kLaneRows + r * hk::kMmaRows;
                     const u32 n =
                         row + Places::n(hk::lane_id(), at % Places::kElements) + at / Places::kElements * kDim;
-                    const u32 key = hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
+                    const u32 key = own_row(r) - work_.first;
                     Vec<u32, sizeof(T)> four;
 #pragma unroll
                     for (u32 w = 0; w < sizeof(T); ++w) four[w] = ds.frag[f][r * 4 + e * sizeof(T) / 4 + w];
@@ -734,23 +791,112 @@ class Pass {
         }
     }
 
-    /// Where nothing is masked and scores are products.
-    HK_FN void plain_gradients(Scores &s, Scores &d) const {
+    /// p and ds of scores that are products.
+    HK_FN void gradients(Scores &s, Scores &d, bool masked, const Visible &visible, Operand &probs, Operand &ds) const {
         const float scale = params().all.scores.scale * kLog2E;
-#pragma unroll
-        for (int e = 0; e < kStep / kDim * Places::kElements; ++e) {
-            float x = s.acc[0][e / Places::kElements][e % Places::kElements] * scale;
-            float ds = d.acc[0][e / Places::kElements][e % Places::kElements];
+        each_score([&](int e) {
+            float x = score(s, e) * scale, y = score(d, e);
             if constexpr (!kOfKeys) {
                 const Query &query = query_[e / hk::kMmaRows % kLaneRows];
-                x -= query.lse, ds -= query.delta;
+                x -= query.lse, y -= query.delta;
             }
             const float prob = hk::exp2_fast(x);
-            s.acc[0][e / Places::kElements][e % Places::kElements] = prob;
-            d.acc[0][e / Places::kElements][e % Places::kElements] = prob * ds;
+            score(s, e) = prob, score(d, e) = prob * y;
+        });
+        if (masked) {
+            mask(s, d, visible);
+            round(s, d, probs, ds);
+        } else {
+            round(s, d, probs, ds);
         }
     }
-    static constexpr int kScores = kStep / kDim * Places::kElements;  // of a lane
+    /// The same of all others; `first` is the moving row of the step's first, `i` its place in the tile.
+    HK_FN void general_gradients(Scores &s, Scores &d, u32 kept, const Visible &visible, u32 first, u32 i, u32 at,
+                                 Operand &probs, Operand &ds) const {
+        const attention::Params &p = params().all;
+        const auto &of = p.scores;
+        if constexpr (kHstu) {
+            each_score([&](int e) {
+                const u32 n = moving_row(e);
+                const u32 query = kOfKeys ? lds_.queries[at].index[i + n] : query_[e / hk::kMmaRows % kLaneRows].index;
+                const u32 key = kOfKeys ? key_[e / hk::kMmaRows % kLaneRows] : first + n;
+                const float x = score(s, e) * of.scale, f = hk::sigmoid(x);
+                const bool sees = mask_.sees(i32(query), i32(key));
+                score(s, e) = sees ? x * f : 0.0f;
+                score(d, e) = sees ? score(d, e) * f * (1.0f + x * (1.0f - f)) : 0.0f;
+            });
+        } else {
+            const float softcap = of.softcap, inverse = softcap != 0.0f ? 1.0f / softcap : 0.0f;
+            each_score([&](int e) { score(s, e) *= of.scale; });
+            if (of.dropout) {
+                each_score([&](int e) { score(d, e) *= kept >> e & 1 ? of.kept : 0.0f; });
+            }
+            each_score([&](int e) { score(d, e) -= query_delta(e, i, at); });
+            if (softcap != 0.0f) {
+                each_score([&](int e) {
+                    const float t = hk::tanh(score(s, e) * inverse);
+                    score(s, e) = softcap * t, score(d, e) *= 1.0f - t * t;
+                });
+            }
+            if (of.alibi) {
+                const i32 off = behind();
+#pragma unroll
+                for (int e = 0; e < kScores; ++e) {
+                    const u32 n = moving_row(e);
+                    const Query &own = query_[e / hk::kMmaRows % kLaneRows];
+                    const u32 index = kOfKeys ? lds_.queries[at].index[i + n] : own.index;
+                    const u32 key = kOfKeys ? key_[e / hk::kMmaRows % kLaneRows] : first + n;
+                    const float slope = kOfKeys ? lds_.queries[at].slope[i + n] : own.slope;
+                    score(s, e) -= slope * __builtin_fabsf(float(i32(index) + off - i32(key)));
+                }
+            }
+            each_score([&](int e) {
+                const float lse =
+                    kOfKeys ? lds_.queries[at].lse[i + moving_row(e)] : query_[e / hk::kMmaRows % kLaneRows].lse;
+                score(s, e) = hk::exp2_fast(__builtin_fmaf(score(s, e), kLog2E, -lse));
+                score(d, e) *= score(s, e);
+            });
+            if (of.dropout) each_score([&](int e) { score(s, e) *= kept >> e & 1 ? of.kept : 0.0f; });
+        }
+        mask(s, d, visible);
+        round(s, d, probs, ds);
+    }
+    HK_FN float query_delta(int e, u32 i, u32 at) const {
+        return kOfKeys ? -lds_.queries[at].from_delta[i + moving_row(e)] : query_[e / hk::kMmaRows % kLaneRows].delta;
+    }
+    /// `f(e)` for the lane's scores.
+    HK_FN static void each_score(auto f) {
+#pragma unroll
+        for (int e = 0; e < kScores; ++e) f(e);
+    }
+    HK_FN static void mask(Scores &s, Scores &d, const Visible &visible) {
+        each_score([&](int e) {
+            const u32 bit = Places::n(0, e % Places::kElements) + e / Places::kElements * kDim;
+            const i32 all = i32(visible[e / hk::kMmaRows % kLaneRows] << (31 - bit)) >> 31;
+            const auto masked = [&](float v) { return __builtin_bit_cast(float, __builtin_bit_cast(i32, v) & all); };
+            score(s, e) = masked(score(s, e)), score(d, e) = masked(score(d, e));
+        });
+    }
+    HK_FN static void round(const Scores &s, const Scores &d, Operand &probs, Operand &ds) {
+        ds = rounded(d);
+        if constexpr (kOfKeys) probs = rounded(s);
+    }
+    /// NaN have no low bits, so that ties may go away from 0; the signs of zeros do not matter.
+    HK_FN static Operand rounded(const Scores &tile) {
+        constexpr bool kHalvesUp = __is_same(T, hk::bf16) && !hk::kHasCvtBf16;
+        if constexpr (!kHalvesUp && !__is_same(T, hk::f16)) return tile.template as_operand<T>(0);
+        if constexpr (__is_same(T, hk::f16)) return tile.template as_operand<T, true>(0);
+        Operand operand;
+#pragma unroll
+        for (int e = 0; e < kScores; e += 2) {
+            const auto up = [&](int i) {
+                const float v = tile.acc[0][i / Places::kElements][i % Places::kElements];
+                return __builtin_bit_cast(u32, v) + 0x8000u;
+            };
+            operand.frag[e / kVec][e % kVec / 2] = hk::detail::high_halves(up(e), up(e + 1));
+        }
+        return operand;
+    }
 
     /// Which of the lane's scores dropout keeps: bit e. `first` is the moving row of the step's first, `i` its place in the tile.
     HK_FN u32 kept_scores(u32 first, u32 i, u32 at) const {
@@ -760,7 +906,7 @@ class Pass {
         u32 bits = 0;
 #pragma unroll 1
         for (u32 e = 0; e < kScores; e += kOfKeys ? 1 : hk::kMmaRows) {
-            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
+            const u32 n = moving_row(e);
             u32 index, head, key;
             if constexpr (kOfKeys) {
                 index = lds_.queries[at].index[i + n], head = lds_.queries[at].head[i + n];
@@ -780,52 +926,6 @@ class Pass {
             }
         }
         return bits;
-    }
-    /// `s` to keep p, `d` to ds; `first` is the moving row of the step's first, `i` its place in the tile.
-    HK_FN void gradients(Scores &s, Scores &d, u32 kept_bits, u32 first, u32 i, u32 at) const {
-        const attention::Params &p = params().all;
-        if constexpr (kHstu) return activations(s, d, first, i, at);
-        const auto &of = p.scores;
-        const float softcap = of.softcap, inverse = softcap != 0.0f ? 1.0f / softcap : 0.0f;
-        const float of_kept = of.dropout ? of.kept : 1.0f;
-        const i32 off = behind();
-#pragma unroll
-        for (int e = 0; e < kScores; ++e) {
-            const int r = e / hk::kMmaRows % kLaneRows;
-            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
-            const Query query = kOfKeys ? lds_.queries[at].get(i + n) : query_[r];
-            const u32 key = kOfKeys ? key_[r] : first + n;
-            float x = s.acc[0][e / Places::kElements][e % Places::kElements] * of.scale, slope = 1.0f;
-            const float d_acc = d.acc[0][e / Places::kElements][e % Places::kElements];
-            if (softcap != 0.0f) {
-                const float t = hk::tanh(x * inverse);
-                x = softcap * t, slope = 1.0f - t * t;
-            }
-            if (of.alibi) x -= query.slope * __builtin_fabsf(float(i32(query.index) + off - i32(key)));
-            const bool visible = i32(key) >= query.first && i32(key) <= query.last;
-            const float prob = hk::exp2_fast(__builtin_fmaf(x, kLog2E, -query.lse));
-            const float kept = kept_bits >> e & 1 ? of_kept : 0.0f;
-            const float ds = prob * (d_acc * kept - query.delta) * slope;
-            s.acc[0][e / Places::kElements][e % Places::kElements] = visible ? prob * kept : 0.0f;
-            d.acc[0][e / Places::kElements][e % Places::kElements] = visible ? ds : 0.0f;
-        }
-    }
-    HK_FN void activations(Scores &s, Scores &d, u32 first, u32 i, u32 at) const {
-        const attention::Params &p = params().all;
-#pragma unroll
-        for (int e = 0; e < kStep / kDim * Places::kElements; ++e) {
-            const int r = e / hk::kMmaRows % kLaneRows;
-            const u32 n = Places::n(hk::lane_id(), e % Places::kElements) + e / Places::kElements * kDim;
-            const Query query = kOfKeys ? lds_.queries[at].get(i + n) : query_[r];
-            const u32 key = kOfKeys ? key_[r] : first + n;
-            float &s_acc = reinterpret_cast<float *>(&s.acc[0][e / Places::kElements])[e % Places::kElements];
-            float &d_acc = reinterpret_cast<float *>(&d.acc[0][e / Places::kElements])[e % Places::kElements];
-            const bool visible = i32(key) <= query.last && query.last >= 0 && key < work_.fresh &&
-                                 mask_.sees(i32(query.index), i32(key));
-            const float x = s_acc * p.scores.scale, f = hk::sigmoid(x);
-            s_acc = visible ? x * f : 0.0f;
-            d_acc = visible ? d_acc * f * (1.0f + x * (1.0f - f)) : 0.0f;
-        }
     }
     template <class Words>
     HK_FN static u32 word_of(const Words &words, u32 key) {
@@ -848,24 +948,50 @@ class Pass {
                     return rows.data + u64((packed ? 0 : i64(work_.sequence) * rows.batch) + row * rows.row +
                                            i64(work_.kv_head) * rows.head);
                 };
-                store_row(da_, r, address(p.dk), p.all.dqk, scale);
-                store_row(db_, r, address(p.dv), p.all.dv, values);
+                store_row(da_.acc[0], r, address(p.dk), p.all.dqk, scale, p.keys_vectorized);
+                store_row(db_.acc[0], r, address(p.dv), p.all.dv, values, p.keys_vectorized);
             } else {
-                const u32 row = work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
-                if (row >= work_.q_len * p.all.group) continue;
-                store_row(da_, r, row_address(p.dq, work_, packed_, query_[r].index, query_[r].head), p.all.dqk, scale);
+                const Query &query = query_[r];
+                if (own_row(r) >= work_.q_len * p.all.group) continue;
+                store_row(da_.acc[0], r, row_address(p.dq, work_, packed_, query.index, query.head), p.all.dqk, scale,
+                          p.dq_vectorized);
             }
         }
     }
-    template <int kD>
-    HK_FN void store_row(const hk::WaveTile<Mma, kD, kDim> &sums, int r, u64 row, u32 width, float scale) const {
+    template <int kTiles>
+    HK_FN void store_row(const typename Mma::Acc (&sums)[kTiles], int r, u64 row, u32 width, float scale,
+                         u32 vectorized) const {
         const auto to = reinterpret_cast<GlobalPtr<T>>(row);
         const float factor = work_.poison ? __builtin_nanf("") : scale;
+        // MMA tiles whose columns alternate.
+        constexpr int kTurns = sizeof(T) == 2 && !hk::kHasReadTr ? 64 / kDim : 1, kRun = hk::kMmaRows * kTurns;
+        if (kLaneRows == 1 && vectorized) {
 #pragma unroll
-        for (int i = 0; i < kD / kDim * Places::kElements; ++i) {
+            for (int t = 0; t < kTiles; t += kTurns) {
+#pragma unroll
+                for (int e = 0; e < Places::kElements; e += hk::kMmaRows) {
+                    Vec<float, kRun> run;
+#pragma unroll
+                    for (int i = 0; i < kRun; ++i) run[i] = sums[t + i % kTurns][e + i / kTurns] * factor;
+                    const auto rounded = hk::narrow<T, kRun>(run);
+                    const u32 col = column(t * Places::kElements + e);
+                    constexpr int kStore = kRun < kVec ? kRun : kVec;
+#pragma unroll
+                    for (int i = 0; i < kRun; i += kStore) {
+                        Vec<T, kStore> part;
+#pragma unroll
+                        for (int j = 0; j < kStore; ++j) part[j] = rounded[i + j];
+                        if (col + i < width) *reinterpret_cast<GlobalPtr<Vec<T, kStore>>>(to + col + i) = part;
+                    }
+                }
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kTiles * Places::kElements; ++i) {
             if (i / hk::kMmaRows % kLaneRows != r) continue;
             const u32 col = column(i);
-            const Vec<float, 1> y = sums.acc[0][i / Places::kElements][i % Places::kElements] * factor;
+            const Vec<float, 1> y = sums[i / Places::kElements][i % Places::kElements] * factor;
             if (col < width) to[col] = hk::narrow<T, 1>(y)[0];
         }
     }

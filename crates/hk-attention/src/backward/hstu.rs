@@ -1,6 +1,8 @@
 //! Gradients of attention without softmax.
 
-use super::{BackwardSchedule, Blocks, Kernels, Schedule, Sizes, rows_in, rows_out, table};
+use super::{
+    BackwardSchedule, Blocks, Kernels, Schedule, Sizes, rows_in, rows_out, table, vectorize_outputs,
+};
 use crate::kernels::backward::Params;
 use crate::kv_cache::optional;
 use crate::prefill::{Problem, check_heads};
@@ -105,6 +107,7 @@ pub fn hstu_attn_bwd<'a, T: AttentionElement + Float>(
     params.dk = rows_out(&mut problem, "dk", &mut dk)?;
     params.dv = rows_out(&mut problem, "dv", &mut dv)?;
     params.dout_vectorized = Problem::vectorized::<T>(&dout, problem.vector(), heads.dv);
+    vectorize_outputs::<T>(&mut params, heads, problem.vector());
     problem.hstu_sequences(&sequences, &options)?;
     let sizes = Sizes { sequences: n, sq: rows, sk: rows, packed: true };
     if rows > 0 && n == 0 {

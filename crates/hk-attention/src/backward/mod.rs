@@ -343,11 +343,11 @@ fn backward<'a, T: AttentionElement + Float>(
     let vector = problem.vector();
     let vectorized = |rows: &HeadRows| Problem::vectorized::<T>(rows, vector, heads.dv);
     params.dout_vectorized = vectorized(&dout);
+    vectorize_outputs::<T>(&mut params, heads, if layout.is_some() { 4 } else { vector });
     if let (Some(layout), Schedule::OnePass(accumulate)) = (&layout, schedule) {
         params.turns = params.delta + 4 * layout.turns as u64;
         params.dq_sums = params.delta + 4 * layout.sums as u64;
         params.dq_tiles = layout.tiles as u32;
-        params.dq_vectorized = Problem::vectorized::<T>(&params.dq, 4, heads.dqk);
         params.ordered = u32::from(accumulate == Accumulate::Ordered);
     }
 
@@ -470,6 +470,14 @@ impl Blocks {
         }
         Ok(())
     }
+}
+
+/// Which stores of gradients are of whole vectors; those of queries, of `of_dq` columns.
+fn vectorize_outputs<T: Element>(params: &mut Params, heads: Heads, of_dq: usize) {
+    let vector = 16 / size_of::<T>();
+    params.dq_vectorized = Problem::vectorized::<T>(&params.dq, of_dq, heads.dqk);
+    params.keys_vectorized = Problem::vectorized::<T>(&params.dk, vector, heads.dqk)
+        & Problem::vectorized::<T>(&params.dv, vector, heads.dv);
 }
 
 /// The narrowest kernel for so many columns, and what it is made for.
