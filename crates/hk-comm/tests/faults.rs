@@ -37,7 +37,7 @@ fn a_rank_that_never_arrives_is_a_timeout_on_the_others() {
         all_reduce_in_place(comm, stream, y.view_mut([64]).unwrap(), Algorithm::Auto).unwrap();
         stream.download(&y).unwrap()
     });
-    assert_eq!(results[0], sum(&[integers(0, 64), integers(1, 64)]));
+    assert_eq!(results[0], sum::<f32>(&[integers(0, 64), integers(1, 64)]));
 }
 
 /// In checked mode, ranks that ask for different sums are told before anything is queued, and may go on.
@@ -58,7 +58,7 @@ fn ranks_that_disagree_are_told_in_checked_mode() {
         let parts =
             [format!("f32 [{}], Auto on rank {rank}", 32 * (rank + 1)), format!("rank {} has", 1 - rank)];
         assert!(parts.iter().all(|part| wrong.to_string().contains(part)), "{wrong}");
-        assert_eq!(sums, sum(&[integers(0, 64), integers(1, 64)]));
+        assert_eq!(sums, sum::<f32>(&[integers(0, 64), integers(1, 64)]));
     }
 }
 
