@@ -189,8 +189,7 @@ class Decode {
     static constexpr int kVAccess = kVBytes < 16 ? kVBytes : 16;
     static constexpr int kVParts = kVBytes / kVAccess;
     static constexpr int kVKeys = 4 / kShare;  // of a tile
-    // Two sets of registers, if there are as many: beside the accumulators.
-    static constexpr int kOfSet = kStep * kD * kBytes / (2 * hk::kWaveSize), kOfTiles = kM * kD / 4;
+    // Two sets of registers, if there are as many beside the accumulators.
     static constexpr int kSets = hk::kRowsPerLane == 1 && kM == 1 ? 2 : 1;
     // Queries of many rows are in LDS.
     static constexpr bool kQueriesInLds = kM > 1 && kM *kSteps >= 16;

@@ -239,6 +239,11 @@ pub(crate) const PA_MQA_LOGITS: Operator = Operator {
     corners: &[
         case!("64 columns, tokens", lists!(Fp8E4M3Fnuz 3 2 32 64, 40 1, 270 100), max_len(150)),
         case!("64 columns, OCP", paged!(Fp8E4M3 3 4 7 48, 40 16, 12 180), max_len(180), DIRTY),
+        case!("128 columns, tokens", lists!(Fp8E4M3Fnuz 2 1 30 96, 40 1, 180 90), max_len(75)),
+        case!("64 columns, pages of 32", paged!(Fp8E4M3Fnuz 2 2 20 64, 40 32, 6 180), max_len(170)),
+        case!("64 columns, OCP, pages of 32", paged!(Fp8E4M3 2 2 20 64, 40 32, 6 180), max_len(170)),
+        case!("256 columns, pages of 64", paged!(Fp8E4M3Fnuz 1 2 40 256, 40 64, 3 180), max_len(180)),
+        case!("256 columns, OCP, pages of 64", paged!(Fp8E4M3 1 2 66 240, 40 64, 3 180), max_len(180)),
         case!("128 columns, short table", paged!(Fp8E4M3Fnuz 2 3 64 128, 40 64, 2 180), max_len(190)),
         case!(
             "128 columns, OCP, 90 heads, tokens",
