@@ -22,7 +22,7 @@ fn every_operator_has_demo_cases_and_corner_cases() {
     assert_eq!(without(|op| op.kernels.is_empty()), [""; 0], "no source in the operator's `kernels`");
 }
 
-/// By the `hip/kernels.json` of the families.
+/// By the `hip/kernels.json` of the families. Those of hk-comm are launched on several devices: no operator does.
 #[test]
 fn every_source_is_launched_by_an_operator() {
     let families = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap());
@@ -30,6 +30,9 @@ fn every_source_is_launched_by_an_operator() {
         let Ok(interface) = fs::read_to_string(family.path().join("hip/kernels.json")) else { continue };
         let interface: serde_json::Value = serde_json::from_str(&interface).unwrap();
         let family = family.file_name().into_string().unwrap();
+        if family == "hk-comm" {
+            continue;
+        }
         let operators = || hk_cli::operators().into_iter().filter(|op| op.family == family);
         for source in interface["entries"].as_object().unwrap().keys() {
             let launched = operators().any(|op| op.kernels.iter().any(|kernels| kernels.name() == source));

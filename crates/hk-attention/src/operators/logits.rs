@@ -244,6 +244,7 @@ pub(crate) const PA_MQA_LOGITS: Operator = Operator {
         case!("64 columns, OCP, pages of 32", paged!(Fp8E4M3 2 2 20 64, 40 32, 6 180), max_len(170)),
         case!("256 columns, pages of 64", paged!(Fp8E4M3Fnuz 1 2 40 256, 40 64, 3 180), max_len(180)),
         case!("256 columns, OCP, pages of 64", paged!(Fp8E4M3 1 2 66 240, 40 64, 3 180), max_len(180)),
+        case!("128 columns, OCP, pages of 64", paged!(Fp8E4M3 2 3 64 128, 40 64, 3 180), max_len(180)),
         case!("128 columns, short table", paged!(Fp8E4M3Fnuz 2 3 64 128, 40 64, 2 180), max_len(190)),
         case!(
             "128 columns, OCP, 90 heads, tokens",

@@ -58,6 +58,7 @@ macro_rules! corners {
     (@ plain $dtype:ident) => {
         [
             case!("256 x 256", a: $dtype [270, 200], w: $dtype [300, 200], bias: $dtype [300]; tile("256x256"), act("gelu")),
+            case!("128 x 256", a: $dtype [140, 200], w: $dtype [300, 200], bias: $dtype [300]; tile("128x256"), splits(2), act("silu")),
             case!("128 x 128", a: $dtype [130, 96], w: $dtype [200, 96]; tile("128x128"), splits(2), to("f32")),
             case!("64 x 64, shuffled", a: $dtype [65, 288], w: $dtype [80, 288], bias: F32 [80]; tile("64x64"), splits(3), act("relu6"), w_shuffled()),
             case!("elements", a: $dtype [33, 77], w: $dtype [50, 77], bias: F16 [50]; tile("elements"), to("f16"), act("tanh")),
@@ -100,6 +101,7 @@ macro_rules! corners {
     (@ gated $dtype:ident) => {
         [
             case!("256 x 256", a: $dtype [257, 96], w: $dtype [300, 96]; tile("256x256"), act("silu")),
+            case!("128 x 256", a: $dtype [140, 104], w: $dtype [540, 104]; tile("128x256"), act("gelu")),
             case!("128 x 128", a: $dtype [130, 200], w: $dtype [260, 200]; tile("128x128"), splits(2)),
             case!("64 x 64", a: $dtype [65, 264], w: $dtype [70, 264]; tile("64x64"), act("gelu"), to("f32")),
             case!("64 x 64, 3 splits", a: $dtype [65, 264], w: $dtype [70, 264]; tile("64x64"), splits(3), act("gelu_tanh")),
@@ -111,9 +113,9 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain, 12);
+corners!(CORNERS: plain, 13);
 corners!(ATOMIC_CORNERS: atomic, 9);
-corners!(GATED_CORNERS: gated, 9);
+corners!(GATED_CORNERS: gated, 10);
 corners!(BATCHED_CORNERS: batched, 9);
 
 pub(super) const GEMM_A16W16: Operator = Operator {

@@ -58,6 +58,7 @@ macro_rules! corners {
     (@ plain $t:ident) => {
         [
             case!("256 x 256", a: $t [257, 208], w: $t [300, 208], a_scale: F32 [257], w_scale: F32 [300, 1], bias: Bf16 [300]; tile("256x256"), act("gelu")),
+            case!("128 x 256", a: $t [140, 208], w: $t [300, 208], a_scale: F32 [140], w_scale: F32 [300, 1], bias: Bf16 [300]; tile("128x256"), splits(2), act("gelu")),
             case!("128 x 128", a: $t [130, 144], w: $t [200, 144], a_scale: F32 [130, 1], w_scale: F32 [1, 200]; tile("128x128"), splits(2), to("f32")),
             case!("64 x 64", a: $t [65, 272], w: $t [70, 272], a_scale: F32 [1], w_scale: F32 [70], bias: F32 [70]; tile("64x64"), splits(3), act("relu")),
             case!("elements", a: $t [33, 77], w: $t [50, 77], a_scale: F32 [33], w_scale: F32 [1], bias: F16 [50]; tile("elements"), to("f16")),
@@ -110,7 +111,7 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain, 9, 27);
+corners!(CORNERS: plain, 10, 30);
 corners!(PER_TOKEN_CORNERS: per_token);
 corners!(BLOCK_CORNERS: block, 13, 39);
 corners!(BATCHED_CORNERS: batched);
