@@ -2,7 +2,7 @@
 
 use crate::kernels::peers::{Addresses, Comm};
 use crate::meeting::Meeting;
-use hk_core::{Arch, Device, DeviceBuffer, Error, Launch, LaunchConfig, Result, Stream};
+use hk_core::{Device, DeviceBuffer, Error, Launch, LaunchConfig, Result, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -258,7 +258,7 @@ impl P2pComm {
 
 /// Ticks of the constant counter: 100 MHz on AMD GPUs, nanoseconds on NVIDIA's.
 fn ticks(device: &Device, time: Duration) -> u64 {
-    let per_tick = if device.arch() == Arch::Sm90 { 1 } else { 10 };
+    let per_tick = if device.arch().is_amd() { 10 } else { 1 };
     u64::try_from(time.as_nanos() / per_tick).unwrap_or(u64::MAX)
 }
 

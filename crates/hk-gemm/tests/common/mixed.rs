@@ -52,9 +52,9 @@ macro_rules! operand {
 operand!(bf16, 1.0, _, |x| bf16::from_f32(x), |y| Float::to_f64(y));
 operand!(f16, 1.0, _, |x| f16::from_f32(x), |y| Float::to_f64(y));
 operand!(i8, 32.0, _, |x| x.round() as i8, |y| f64::from(y));
-operand!(Fp8E4M3, 4.0, Arch::Gfx950 | Arch::Sm90, |x| Fp8E4M3::from_f32_saturating(x), |y| f64::from(
-    y.to_f32()
-));
+operand!(Fp8E4M3, 4.0, Arch::Gfx950 | Arch::Sm90 | Arch::Sm90a, |x| Fp8E4M3::from_f32_saturating(x), |y| {
+    f64::from(y.to_f32())
+});
 operand!(Fp8E4M3Fnuz, 4.0, Arch::Gfx942, |x| Fp8E4M3Fnuz::from_f32_saturating(x), |y| f64::from(y.to_f32()));
 impl Operand for Fp4x2 {
     const EACH: usize = 2;
