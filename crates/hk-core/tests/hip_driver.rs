@@ -105,6 +105,11 @@ fn child_uses_everything() {
     stream.read_async(&z, &mut host).unwrap();
     assert_eq!(host.elements().unwrap(), [4.0, 5.0, 6.0]);
 
+    let mut shared = stream.alloc_shared::<i32>(3).unwrap();
+    assert_eq!(stream.download(&shared).unwrap(), [0; 3]);
+    stream.fill(&mut shared, 7).unwrap();
+    assert_eq!(stream.download(&shared).unwrap(), [7; 3]);
+
     let mut wide = stream.alloc_zeroed::<i64>(3).unwrap();
     stream.fill(&mut wide, -2).unwrap();
     assert_eq!(stream.download(&wide).unwrap(), [-2; 3]);
@@ -114,6 +119,20 @@ fn child_uses_everything() {
     #[cfg(feature = "emu")]
     assert_eq!(stream.take_counters(), Ok(None));
     assert_eq!(stream.take_profiles(), Ok(vec![]));
+}
+
+#[test]
+fn peers_have_access() {
+    run("child_has_a_peer", &[("FAKE_HIP_COUNT", "2")]);
+}
+
+#[test]
+#[ignore = "a child process"]
+fn child_has_a_peer() {
+    let [first, second] = ["hip:0", "hip:1"].map(|spec| Device::open(spec).unwrap());
+    assert_eq!(first.can_access_peer(&second), Ok(true));
+    // The runtime says that it was enabled before: no error.
+    assert_eq!(first.enable_peer_access(&second), Ok(()));
 }
 
 #[test]

@@ -35,6 +35,8 @@ int hipDeviceGet(int *device, int ordinal) { BEGIN; *device = ordinal; return 0;
 int hipSetDevice(int ordinal) { BEGIN; return ordinal == 0 ? 0 : 101; }
 int hipDeviceGetName(char *name, int len, int device) { BEGIN; snprintf(name, len, "Fake Instinct %d", device); return 0; }
 int hipDeviceTotalMem(size_t *bytes, int device) { BEGIN; *bytes = (192ul << 30) + device; return 0; }
+int hipDeviceCanAccessPeer(int *can, int device, int peer) { BEGIN; *can = device != peer; return 0; }
+int hipDeviceEnablePeerAccess(int peer, unsigned flags) { BEGIN; return peer == 1 ? 704 : flags; }
 const char *hipGetErrorName(int code) { return code == 2 ? "hipErrorOutOfMemory" : "hipErrorUnknown"; }
 
 int hipDeviceGetAttribute(int *value, int attribute, int ordinal) {
@@ -78,6 +80,7 @@ int hipEventSynchronize(void *event) { BEGIN; return event == 0; }
 int hipEventElapsedTime(float *ms, void *start, void *stop) { BEGIN; *ms = *(float *)stop - *(float *)start; return 0; }
 
 int hipMalloc(void **address, size_t bytes) { BEGIN; *address = object(bytes); return 0; }
+int hipExtMallocWithFlags(void **address, size_t bytes, unsigned flags) { BEGIN; *address = object(bytes); return flags != 3; }
 int hipFree(void *address) { return release(address); }
 int hipMallocAsync(void **address, size_t bytes, void *stream) { BEGIN; *address = object(bytes); return stream == 0; }
 int hipFreeAsync(void *address, void *stream) { release(address); return stream == 0; }
