@@ -6,22 +6,8 @@ use hk_core::{DType, Float, KernelRef, Result, Stream, TensorView, TensorViewMut
 
 const OP: &str = "all_reduce";
 
-/// Entry points by dtype, form and world.
-macro_rules! kernels {
-    ($($dtype:literal),*) => {
-        [$(kernels!(form $dtype, "one_shot"), kernels!(form $dtype, "two_shot")),*]
-    };
-    (form $dtype:literal, $form:literal) => {
-        [
-            Params::kernel(concat!("all_reduce_", $dtype, "_1_", $form)),
-            Params::kernel(concat!("all_reduce_", $dtype, "_2_", $form)),
-            Params::kernel(concat!("all_reduce_", $dtype, "_4_", $form)),
-            Params::kernel(concat!("all_reduce_", $dtype, "_8_", $form)),
-        ]
-    };
-}
-
-static KERNELS: [[KernelRef<Params>; 4]; 6] = kernels!("bf16", "f16", "f32");
+static KERNELS: [[KernelRef<Params>; 4]; 6] =
+    kernels_of_worlds!(Params, "all_reduce_", ["bf16", "f16", "f32"]);
 
 /// The sum over all ranks, on every rank: `y[i] = sum_r x_r[i]`.
 ///

@@ -10,22 +10,8 @@ const OP: &str = "all_reduce_rmsnorm";
 /// Packets of a row that a thread holds: `kHeld` of `hip/all_reduce_rmsnorm.hip`.
 const HELD: usize = 4;
 
-macro_rules! kernels {
-    ($($dtype:literal),*) => {
-        [$(kernels!(form $dtype, "one_shot"), kernels!(form $dtype, "two_shot")),*]
-    };
-    (form $dtype:literal, $form:literal) => {
-        [
-            Params::kernel(concat!("all_reduce_rmsnorm_", $dtype, "_1_", $form)),
-            Params::kernel(concat!("all_reduce_rmsnorm_", $dtype, "_2_", $form)),
-            Params::kernel(concat!("all_reduce_rmsnorm_", $dtype, "_4_", $form)),
-            Params::kernel(concat!("all_reduce_rmsnorm_", $dtype, "_8_", $form)),
-        ]
-    };
-}
-
-/// Entry points by dtype, form and world.
-static KERNELS: [[KernelRef<Params>; 4]; 4] = kernels!("bf16", "f16");
+static KERNELS: [[KernelRef<Params>; 4]; 4] =
+    kernels_of_worlds!(Params, "all_reduce_rmsnorm_", ["bf16", "f16"]);
 
 /// Options of [`all_reduce_rmsnorm`].
 #[derive(Debug, Clone, Copy, PartialEq)]
