@@ -189,6 +189,12 @@ impl Facts {
         Ok(Some(Facts { arch, floor: traffic.read + traffic.written, sum, kernels }))
     }
 
+    /// The names of the kernels.
+    fn kernel_names(&self) -> String {
+        let names: Vec<String> = self.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
+        names.join(", ")
+    }
+
     /// Of each kernel, those that are alike once.
     fn each(&self, value: fn(&Profile) -> u32) -> String {
         let mut values: Vec<String> = self.kernels.iter().map(|k| value(k).to_string()).collect();

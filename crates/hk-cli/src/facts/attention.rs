@@ -94,9 +94,8 @@ fn cells(facts: &Facts) -> [String; HEADER.len() - 1] {
     let d = c.details.unwrap_or_default();
     let clocks = Costs::of(facts.arch).clocks(c);
     let thousands = |clocks: u64| ratio(clocks, 1000, 1);
-    let kernels: Vec<String> = facts.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
     [
-        kernels.join(", "),
+        facts.kernel_names(),
         ratio(32 * c.waves, c.workgroups, 0),
         facts.each(|k| k.resources.vgprs + k.resources.agprs),
         facts.each(|k| k.resources.lds_bytes),

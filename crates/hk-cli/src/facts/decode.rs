@@ -123,10 +123,9 @@ fn cells(facts: &Facts) -> [String; HEADER.len() - 2] {
     let moved = c.global_read_bytes + c.global_written_bytes;
     let distinct = d.distinct_read_bytes + d.distinct_written_bytes;
     let per_clock = if facts.arch == Arch::Gfx942 { 8.3 } else { 13.0 };
-    let kernels: Vec<String> = facts.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
     let resident: u64 = facts.kernels.iter().map(|k| 4 * u64::from(k.resources.waves_per_simd)).sum();
     [
-        kernels.join(", "),
+        facts.kernel_names(),
         ratio(distinct, facts.floor, 3),
         ratio(moved, facts.floor, 2),
         format!("{} %", ratio(100 * d.wide_bytes, moved, 1)),

@@ -82,12 +82,11 @@ fn cells(facts: &Facts, heads: usize) -> [String; HEADER.len() - 1] {
     let d = c.details.unwrap_or_default();
     let clocks = Costs::of(facts.arch).clocks(c);
     let thousands = |clocks: u64| ratio(clocks, 1000, 1);
-    let kernels: Vec<String> = facts.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
     // Of a compute unit and clock, bf16.
     let flops_of_clock = if facts.arch == Arch::Gfx942 { 2048 } else { 4096 };
     let nominal = 2 * heads * KEYS * COLUMNS.iter().sum::<usize>() / flops_of_clock;
     [
-        kernels.join(", "),
+        facts.kernel_names(),
         facts.each(|k| k.resources.vgprs + k.resources.agprs),
         facts.each(|k| k.resources.lds_bytes),
         facts.each(|k| k.resources.waves_per_simd),

@@ -100,14 +100,13 @@ fn cells(facts: &Facts, queries: usize) -> [String; HEADER.len() - 1] {
     let d = c.details.unwrap_or_default();
     let clocks = Costs::of(facts.arch).clocks(c);
     let thousands = |clocks: u64| ratio(clocks, 1000, 1);
-    let kernels: Vec<String> = facts.kernels.iter().map(|k| format!("`{}`", k.kernel)).collect();
     // Of a compute unit and clock, fp8.
     let (flops_of_clock, per_clock) = if facts.arch == Arch::Gfx942 { (4096, 8.3) } else { (8192, 13.0) };
     let scores = (0..queries).map(|i| seen(i, queries) * HEADS).sum::<usize>();
     let memory = ((d.distinct_read_bytes + d.distinct_written_bytes) as f64 / per_clock) as u64;
     let share = |of: u64| ratio(100 * clocks.matrix, of, 0) + " %";
     [
-        kernels.join(", "),
+        facts.kernel_names(),
         facts.each(|k| k.resources.vgprs + k.resources.agprs),
         facts.each(|k| k.resources.waves_per_simd),
         facts.each(|k| k.resources.scratch_bytes),
