@@ -385,13 +385,17 @@ impl Job<'_> {
         few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
     }
 
+    /// Whether a tile serves these rows, and not only if options ask for it.
+    fn considers(&self, tile: GemmTile) -> bool {
+        let asked_for = tile == GemmTile::T128x256 && self.info.arch != Arch::Sm90a;
+        !asked_for && (tile != GemmTile::Elements) == self.vectorized
+    }
+
     /// Each tile that is considered, with its split-K and modelled nanoseconds.
     #[cfg(feature = "registry")]
     pub fn candidates(&self, eligible: &Eligible) -> Vec<(GemmConfig, f64)> {
-        let fits = |tile: &GemmTile| {
-            (*tile != GemmTile::Elements) == self.vectorized
-                && (!tile.skinny() || self.sizes[1] <= tile.info().m)
-        };
+        let fits =
+            |tile: &GemmTile| self.considers(*tile) && (!tile.skinny() || self.sizes[1] <= tile.info().m);
         eligible.tiles().filter(fits).map(|tile| self.fastest(tile)).collect()
     }
 
@@ -419,10 +423,7 @@ impl Job<'_> {
                 tiles.iter().filter(|&&tile| serves(tile) && fits(tile)).map(|&tile| self.fastest(tile));
             times.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
         };
-        let through_lds = |tile: GemmTile| {
-            let wide = tile == GemmTile::T128x256 && self.info.arch != Arch::Sm90a;
-            !tile.skinny() && !wide && (tile != GemmTile::Elements) == self.vectorized
-        };
+        let through_lds = |tile: GemmTile| !tile.skinny() && self.considers(tile);
         fastest(skinny, &|_| self.vectorized)
             .or_else(|| fastest(&GemmTile::ALL, &through_lds))
             .unwrap_or(GemmConfig { tile: GemmTile::Elements, splits: 1, group: 1 })

@@ -3,7 +3,7 @@
 //   rows of x, of w  --asynchronous copies-->  stages in LDS  --wgmma-->  accumulators
 //
 // A stage has 128 bytes of each row, in the 128-byte swizzle of the instruction. Rows are in LDS in the order of MMAs, so that a lane's
-// accumulators are those of AccLayout<16>. Only where kHasWarpgroups.
+// accumulators are those of AccLayout<16>. Only where HK_WARPGROUPS is defined.
 // Source: PTX ISA 8.4, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
@@ -15,10 +15,10 @@
 #include <hk/types.h>
 #include <hk/wave.h>
 
-namespace hk {
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr bool kHasWarpgroups = true;
+#define HK_WARPGROUPS 1
+
+namespace hk {
 
 /// A stage of `kRows` rows: row r is that of MMA row r, and chunk c of it is at c ^ r % 8.
 template <int kRows_>
@@ -176,8 +176,6 @@ class WarpgroupPipeline {
         for (int i = 0; i < kN / 2; ++i) acc[0][i / 8][i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * 4] = d[i];
     }
 };
-#else
-inline constexpr bool kHasWarpgroups = false;
-#endif
 
 }  // namespace hk
+#endif

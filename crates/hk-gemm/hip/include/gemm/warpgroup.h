@@ -7,7 +7,7 @@
 
 namespace gemm {
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(HK_WARPGROUPS)
 /// A block tile of kM / 64 warpgroups, each 64 rows of a by all rows of w. As Tile.
 template <class E, int kM_, int kN_, int kStages>
 struct WarpgroupTile {
