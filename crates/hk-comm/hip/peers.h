@@ -131,6 +131,13 @@ class Launch {
     }
 };
 
+/// Calls f(i) for the thread's share of 0 .. n: block b has the same share on every rank.
+template <class F>
+HK_FN void for_each(u64 n, F f) {
+    const u64 step = u64(hk::grid_x()) * kThreads;
+    for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < n; i += step) f(i);
+}
+
 template <class T>
 HK_FN auto widen(Packet packet) {
     return hk::widen<T, hk::kVecLen<T>>(__builtin_bit_cast(Vec<T, hk::kVecLen<T>>, packet));
