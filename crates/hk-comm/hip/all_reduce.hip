@@ -3,8 +3,8 @@
 // One-shot: stage x, barrier, sum all ranks' packets. (world - 1) S bytes over the links of a rank, S = n * sizeof(T).
 // Two-shot: stage x, barrier, sum a part of 1 / world, barrier, gather the parts. 2 (world - 1) / world S bytes.
 // How the work is split
-//   A tile is world chunks of a packet per thread; rank r sums chunk r of a tile in the two-shot form. Block b takes tiles b,
-//   b + grid, ..: what it reads of other ranks is written by their block b, which it meets at the barrier.
+//   A tile is a packet per thread or, in the two-shot form, world chunks of that, of which rank r sums chunk r. Block b takes tiles
+//   b, b + grid, ..: what it reads of other ranks is written by their block b, which it meets at the barrier.
 // Floor
 //   Links: the bytes above at 64 GB/s for each of 7 links per direction (MI300X). Memory: 4 S (two-shot: 4 S + 4 S / world).
 #include <hk/entry.h>
@@ -24,12 +24,12 @@ using hk::u64;
 using peers::Packet;
 
 /// Calls f(index, chunk) for the packet of the thread in each chunk of its block's tiles.
-template <u32 kWorld, class F>
+template <u32 kChunks, class F>
 HK_FN void for_packets(u64 packets, F f) {
-    constexpr u64 kTile = u64(kWorld) * peers::kThreads;
+    constexpr u64 kTile = u64(kChunks) * peers::kThreads;
     for (u64 tile = hk::block_x() * kTile; tile < packets; tile += hk::grid_x() * kTile) {
 #pragma unroll
-        for (u32 chunk = 0; chunk < kWorld; ++chunk) {
+        for (u32 chunk = 0; chunk < kChunks; ++chunk) {
             const u64 index = tile + chunk * peers::kThreads + hk::thread_x();
             if (index < packets) f(index, chunk);
         }
@@ -45,14 +45,14 @@ HK_FN void all_reduce(const Params &p) {
     const auto x = reinterpret_cast<GlobalPtr<const Packet>>(p.x);
     const auto y = reinterpret_cast<GlobalPtr<Packet>>(p.y);
     const auto own = launch.staging(p.comm.rank);
-    for_packets<kWorld>(p.packets, [&](u64 i, u32) { own[i] = x[i]; });
+    for_packets<kTwoShot ? kWorld : 1>(p.packets, [&](u64 i, u32) { own[i] = x[i]; });
     if (!launch.barrier<kWorld>(0)) return;
 
     GlobalPtr<Packet> of[kWorld];
 #pragma unroll
     for (u32 r = 0; r < kWorld; ++r) of[r] = launch.staging(r);
     if constexpr (!kTwoShot) {
-        for_packets<kWorld>(p.packets, [&](u64 i, u32) { y[i] = peers::sum<T, kWorld>(of, i); });
+        peers::for_each(p.packets, [&](u64 i) { y[i] = peers::sum<T, kWorld>(of, i); });
     } else {
         const auto sums = launch.sums(p.comm.rank);
         constexpr u64 kTile = u64(kWorld) * peers::kThreads;

@@ -3,8 +3,8 @@
 //   barrier, and reads theirs over the links: 16-byte accesses, a wave's on consecutive addresses.
 // Barrier
 //   Block b of a rank meets block b of each other rank. Rank r stores the epoch to word (b, r) of every rank's flag page and waits
-//   until its own page holds the epoch of each rank. Epochs only grow, by kEpochs per launch, and the block's last one is in
-//   memory: a launch takes no number from the host, so a graph can replay it.
+//   until its own page holds the epoch of each rank. Epochs only grow, by kEpochs per launch whatever its grid, and the last one is
+//   in memory: a launch takes no number from the host, so a graph can replay it.
 //   What a rank has written before is visible to the others behind it: release and acquire at system scope.
 // Reuse of shared memory
 //   Staging is double-buffered by launches. A rank that writes buffer k again has ended a launch in between, in which it met all
@@ -115,9 +115,10 @@ class Launch {
         return failed_ == 0;
     }
 
-    /// The last thing of a launch.
+    /// The last thing of a launch. Blocks of larger grids count it, too: the epochs of all blocks are the same between launches.
     HK_FN void end() const {
-        if (hk::thread_x() == 0) *word(comm_.epochs, hk::block_x()) = epoch_ + kEpochs;
+        const u32 block = hk::block_x() + hk::thread_x() * hk::grid_x();
+        if (block < kMaxBlocks) *word(comm_.epochs, block) = epoch_ + kEpochs;
     }
 
   private:

@@ -1,7 +1,7 @@
 //! The safe functions of `hip/all_gather.hip`.
 
 use crate::kernels::all_gather::Params;
-use crate::p2p::{P2pComm, PACKET, expect_parts, world_index};
+use crate::p2p::{P2pComm, PACKET, THREADS, expect_parts, world_index};
 use hk_core::{
     Aliasing, Element, Error, KernelRef, Result, Stream, TensorView, TensorViewMut, check_overlap,
 };
@@ -93,7 +93,7 @@ fn run<T: Element>(
         };
         // SAFETY: x, and each part of y, hold `count` units from the first one on, and each staging buffer at least as many. The
         // kernel ends: it waits for other ranks no longer than the timeout.
-        unsafe { launch.run(&kernel, comm.config(), &params) }?;
+        unsafe { launch.run(&kernel, comm.config(count.div_ceil(THREADS)), &params) }?;
     }
     Ok(())
 }

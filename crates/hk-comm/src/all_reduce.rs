@@ -1,7 +1,7 @@
 //! The safe functions of `hip/all_reduce.hip`.
 
 use crate::kernels::all_reduce::Params;
-use crate::p2p::{Algorithm, P2pComm, PACKET, packets, world_index};
+use crate::p2p::{Algorithm, P2pComm, PACKET, THREADS, packets, world_index};
 use hk_core::{DType, Float, KernelRef, Result, Stream, TensorView, TensorViewMut};
 
 const OP: &str = "all_reduce";
@@ -75,6 +75,7 @@ fn run<T: Float>(
     }
     let two_shot = algorithm.two_shot(comm.world(), bytes.min(comm.buffer_bytes()));
     let kernel = stream.kernel(pick(T::DTYPE, comm.world(), two_shot))?;
+    let tile = if two_shot { comm.world() * THREADS } else { THREADS };
     for (first, count) in comm.pieces(total, PACKET) {
         let mut launch = stream.launch(OP);
         let y = launch.output_address("y", &mut y)?;
@@ -84,9 +85,10 @@ fn run<T: Float>(
         };
         let at = (first * PACKET) as u64;
         let params = Params { comm: comm.comm(&mut launch)?, x: x + at, y: y + at, packets: count as u64 };
+        let config = comm.config(count.div_ceil(tile));
         // SAFETY: x and y hold `count` packets from the first one on, and each staging buffer at least as many. The kernel ends: it
         // waits for other ranks no longer than the timeout.
-        unsafe { launch.run(&kernel, comm.config(), &params) }?;
+        unsafe { launch.run(&kernel, config, &params) }?;
     }
     Ok(())
 }

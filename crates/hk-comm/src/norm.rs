@@ -277,7 +277,7 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
             // SAFETY: `check` has made each matrix `rows` rows of `packets` packets, or as many values, of which `count` are left from
             // `first` on, and the vectors as long as its axes; each staging buffer holds `count` rows of every part. The kernel ends: it
             // waits for other ranks no longer than the timeout.
-            unsafe { launch.run(&kernel, comm.config(), &params) }?;
+            unsafe { launch.run(&kernel, comm.config(count), &params) }?;
         }
         Ok(())
     }

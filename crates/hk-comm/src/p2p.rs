@@ -16,7 +16,7 @@ pub(crate) const PACKET: usize = 16;
 /// How an all-reduce moves its data, `S` bytes for each of `w` ranks. Both give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Algorithm {
-    /// One-shot below 512 KiB (256 KiB for 8 ranks), two-shot from there on.
+    /// One-shot below 512 KiB (256 KiB for 8 ranks) and between two ranks, where both forms move as much; else two-shot.
     #[default]
     Auto,
     /// Every rank reads the data of all others: `(w - 1) S` bytes over the links of a rank, one barrier.
@@ -29,7 +29,7 @@ impl Algorithm {
     /// Whether the two-shot form runs.
     pub(crate) fn two_shot(self, world: usize, bytes: usize) -> bool {
         match self {
-            Self::Auto => bytes >= if world == 8 { 256 << 10 } else { 512 << 10 },
+            Self::Auto => world > 2 && bytes >= if world == 8 { 256 << 10 } else { 512 << 10 },
             Self::OneShot => false,
             Self::TwoShot => true,
         }
@@ -42,7 +42,7 @@ pub struct P2pOptions {
     /// Bytes of a tensor that a launch takes, at most, rounded up to 16 for each rank; larger tensors take several launches. Each rank
     /// has three times as much in staging buffers. Default: 64 MiB.
     pub buffer_bytes: usize,
-    /// Blocks of each launch, 1 to 128, which must fit the GPU together with whatever else runs. Default: a block of 512 threads
+    /// Blocks of a launch, at most, 1 to 128, which must fit the GPU together with whatever else runs. Default: a block of 512 threads
     /// per compute unit, up to 80.
     pub blocks: Option<usize>,
     /// How long a kernel waits for another rank before the communicator is aborted. Default: 10 s.
@@ -244,9 +244,9 @@ impl P2pComm {
         })
     }
 
-    /// Every launch has the same grid: blocks meet those of the same number, and count their meetings.
-    pub(crate) fn config(&self) -> LaunchConfig {
-        LaunchConfig::grid_1d(self.blocks)
+    /// A grid for `tiles` of work, the same on every rank: blocks meet those of the same number.
+    pub(crate) fn config(&self, tiles: usize) -> LaunchConfig {
+        LaunchConfig::grid_1d(tiles.clamp(1, self.blocks))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The safe function of `hip/reduce_scatter.hip`.
 
 use crate::kernels::reduce_scatter::Params;
-use crate::p2p::{P2pComm, PACKET, expect_parts, packets, world_index};
+use crate::p2p::{P2pComm, PACKET, THREADS, expect_parts, packets, world_index};
 use hk_core::{Aliasing, DType, Float, KernelRef, Result, Stream, TensorView, TensorViewMut, check_overlap};
 
 const OP: &str = "reduce_scatter";
@@ -69,7 +69,7 @@ pub fn reduce_scatter<T: Float>(
         };
         // SAFETY: each part of x, and y, hold `count` packets from the first one on, and each staging buffer as many for every part.
         // The kernel ends: it waits for other ranks no longer than the timeout.
-        unsafe { launch.run(&kernel, comm.config(), &params) }?;
+        unsafe { launch.run(&kernel, comm.config(count.div_ceil(THREADS)), &params) }?;
     }
     Ok(())
 }

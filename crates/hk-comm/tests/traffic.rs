@@ -86,9 +86,10 @@ fn bytes_of_halves() {
         });
         for (counts, bytes) in counted {
             let peers = world as u64 - 1;
-            for counts in counts {
+            // A block for 512 packets, or for a row.
+            for (counts, blocks) in counts.into_iter().zip([1, 1, 2]) {
                 assert_eq!((counts.peer_read_bytes, counts.peer_wide_bytes), (peers * part, peers * part));
-                assert_eq!(counts.peer_written_bytes, (4 * options().blocks.unwrap() * (world - 1)) as u64);
+                assert_eq!(counts.peer_written_bytes, 4 * blocks * peers);
                 assert_eq!((counts.scratch_bytes, counts.lds_conflict_clocks), (0, 0));
             }
             assert_eq!((bytes.peer_read_bytes, bytes.peer_wide_bytes), (peers * 13, 0));
