@@ -1,7 +1,7 @@
 //! Times of the collectives by message size, fused against separate, and what a call takes of the host.
 //!
-//! `HK_DEVICES` names the devices, rank by rank: `HK_DEVICES=hip:0,hip:1,hip:2,hip:3`, with the feature of their driver. Without it two
-//! emulated ones run small messages; their times are the emulator's, not a GPU's.
+//! `HK_TEST_DEVICES` names the devices, rank by rank: `HK_TEST_DEVICES=hip:0,hip:1,hip:2,hip:3`, with the feature of their driver. Without
+//! it two emulated ones run small messages; their times are the emulator's, not a GPU's.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use hk_comm::{
@@ -28,7 +28,7 @@ struct Ranks {
 impl Ranks {
     fn open() -> Result<Self> {
         let emulated = ["emu:gfx942:0".to_owned(), "emu:gfx942:1".to_owned()];
-        let named = std::env::var("HK_DEVICES").ok();
+        let named = std::env::var("HK_TEST_DEVICES").ok();
         let specs = named.map_or(emulated.to_vec(), |list| list.split(',').map(str::to_owned).collect());
         let streams =
             specs.iter().map(|spec| Device::open(spec)?.create_stream()).collect::<Result<Vec<_>>>()?;

@@ -1,7 +1,7 @@
 //! A Llama decoder layer on 2, 4 and 8 GPUs by tensor parallelism, compared with the same layer on one.
 //!
-//! `cargo run -p hk-comm --example tensor_parallel` runs a small one on emulated GPUs, with `llama-3-8b` one of that model. `HK_DEVICES`
-//! names others, rank by rank: `HK_DEVICES=hip:0,hip:1`, with the feature of their driver.
+//! `cargo run -p hk-comm --example tensor_parallel` runs a small one on emulated GPUs, with `llama-3-8b` one of that model. `HK_TEST_DEVICES`
+//! names others, rank by rank: `HK_TEST_DEVICES=hip:0,hip:1`, with the feature of their driver.
 
 use hk_activation::{QkvOutputs, fused_qkv_split_qk_rope};
 use hk_attention::{AttentionOptions, AttentionOutputs, Mask, Qkv, mha};
@@ -12,8 +12,8 @@ use hk_gemm::{Activation, Gemm};
 use hk_norm::{RmsNormOptions, rmsnorm};
 
 /// Tokens, hidden columns, heads, heads of keys and values, columns of a head, columns of the feed-forward part.
-type Sizes = [usize; 6];
-const SMALL: Sizes = [12, 512, 16, 8, 64, 1024];
+pub type Sizes = [usize; 6];
+pub const SMALL: Sizes = [12, 512, 16, 8, 64, 1024];
 const LLAMA: Sizes = [128, 4096, 32, 8, 128, 14336];
 const ROPE: Rope = Rope {
     style: RopeStyle::Neox,
@@ -89,7 +89,6 @@ fn layer([tokens, hidden, heads, kv_heads, d, ffn]: Sizes, comm: &mut P2pComm) -
     let (mut attended, mut gated) = (buffer(heads * d)?, buffer(ffn)?);
     let mut residual = stream.upload(&random(9, tokens * hidden, 2.0))?;
     let all = rows(hidden);
-
     rmsnorm(stream, residual.view(all)?, norm(0)?, normed.view_mut(all)?, RmsNormOptions::default())?;
     let (w, y) = (w_qkv.view([qkv_cols, hidden])?, qkv.view_mut(rows(qkv_cols))?);
     Gemm::new(normed.view(all)?, w).run(stream, y)?;
@@ -114,15 +113,10 @@ fn layer([tokens, hidden, heads, kv_heads, d, ffn]: Sizes, comm: &mut P2pComm) -
     Ok([stream.download(&residual)?, stream.download(&normed)?])
 }
 
-fn devices() -> Vec<String> {
-    let emulated = |_| (0..8).map(|r| format!("emu:gfx942:{r}?node=tensor_parallel")).collect();
-    std::env::var("HK_DEVICES").map_or_else(emulated, |list| list.split(',').map(str::to_owned).collect())
-}
-
-/// The layer on so many ranks, each of which has a thread.
-fn on_ranks(sizes: Sizes, world: usize) -> Result<Vec<[Vec<bf16>; 2]>> {
-    let specs = devices().into_iter().take(world);
-    let streams = specs.map(|spec| Device::open(&spec)?.create_stream()).collect::<Result<Vec<_>>>()?;
+/// The layer on so many of the devices, each of which has a thread.
+fn on_ranks(sizes: Sizes, devices: &[String], world: usize) -> Result<Vec<[Vec<bf16>; 2]>> {
+    let open = |spec: &String| Device::open(spec)?.create_stream();
+    let streams = devices.iter().take(world).map(open).collect::<Result<Vec<_>>>()?;
     let ranks = P2pComm::new(&streams, &P2pOptions { buffer_bytes: 1 << 20, ..Default::default() })?;
     std::thread::scope(|scope| {
         let start = |mut comm| scope.spawn(move || layer(sizes, &mut comm));
@@ -131,12 +125,11 @@ fn on_ranks(sizes: Sizes, world: usize) -> Result<Vec<[Vec<bf16>; 2]>> {
     })
 }
 
-/// Each number of ranks, beside one.
-pub fn main() -> Result<()> {
-    let sizes = if std::env::args().any(|arg| arg == "llama-3-8b") { LLAMA } else { SMALL };
-    let alone = on_ranks(sizes, 1)?.remove(0);
-    for world in [2, 4, 8].into_iter().filter(|&world| world <= devices().len()) {
-        let ranks = on_ranks(sizes, world)?;
+/// Each number of ranks beside one.
+pub fn compare(sizes: Sizes, devices: &[String]) -> Result<()> {
+    let alone = on_ranks(sizes, devices, 1)?.remove(0);
+    for world in [2, 4, 8].into_iter().filter(|&world| world <= devices.len()) {
+        let ranks = on_ranks(sizes, devices, world)?;
         assert!(ranks.iter().all(|rank| *rank == ranks[0]), "all ranks have the same bits");
         for (name, got, want) in [("residual", &ranks[0][0], &alone[0]), ("norm", &ranks[0][1], &alone[1])] {
             let size = want.iter().fold(0f32, |size, v| size.max(v.to_f32().abs()));
@@ -146,4 +139,11 @@ pub fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn main() -> Result<()> {
+    let sizes = if std::env::args().any(|arg| arg == "llama-3-8b") { LLAMA } else { SMALL };
+    let emulated = |_| (0..8).map(|r| format!("emu:gfx942:{r}")).collect::<Vec<_>>().join(",");
+    let list = std::env::var("HK_TEST_DEVICES").unwrap_or_else(emulated);
+    compare(sizes, &list.split(',').map(str::to_owned).collect::<Vec<_>>())
 }

@@ -9,11 +9,13 @@ use hk_moe::{
 };
 
 #[path = "../examples/tensor_parallel.rs"]
+#[expect(dead_code, reason = "what it is as a program")]
 mod tensor_parallel;
 
 #[test]
 fn tensor_parallel() {
-    tensor_parallel::main().unwrap();
+    let devices: Vec<_> = (0..8).map(|rank| format!("emu:gfx942:{rank}?node=tensor_parallel")).collect();
+    tensor_parallel::compare(tensor_parallel::SMALL, &devices).unwrap();
 }
 
 const TOKENS: usize = 12;
