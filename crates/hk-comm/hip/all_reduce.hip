@@ -23,16 +23,22 @@ using hk::u32;
 using hk::u64;
 using peers::Packet;
 
-/// Calls f(index, chunk) for the packet of the thread in each chunk of its block's tiles.
-template <u32 kWorld, class F>
-HK_FN void for_packets(u64 packets, F f) {
+/// Packets of the thread in each chunk of its block's tiles: from(index, chunk), then to(index, packet). All loads of a tile are in flight before the
+/// first store, which may be to the same memory.
+template <u32 kWorld, class From, class To>
+HK_FN void move(u64 packets, From from, To to) {
     constexpr u64 kTile = u64(kWorld) * peers::kThreads;
     for (u64 tile = hk::block_x() * kTile; tile < packets; tile += hk::grid_x() * kTile) {
+        Packet packet[kWorld];
+        const auto for_chunks = [&](auto f) {
 #pragma unroll
-        for (u32 chunk = 0; chunk < kWorld; ++chunk) {
-            const u64 index = tile + chunk * peers::kThreads + hk::thread_x();
-            if (index < packets) f(index, chunk);
-        }
+            for (u32 chunk = 0; chunk < kWorld; ++chunk) {
+                const u64 index = tile + chunk * peers::kThreads + hk::thread_x();
+                if (index < packets) f(index, chunk);
+            }
+        };
+        for_chunks([&](u64 i, u32 chunk) { packet[chunk] = from(i, chunk); });
+        for_chunks([&](u64 i, u32 chunk) { to(i, packet[chunk]); });
     }
 }
 
@@ -40,19 +46,20 @@ template <class T, u32 kWorld, bool kTwoShot>
 HK_FN void all_reduce(const Params &p) {
     __shared__ u32 failed;
     peers::Launch launch(p.comm, failed);
-    if (launch.failed()) return;
 
     const auto x = reinterpret_cast<GlobalPtr<const Packet>>(p.x);
     const auto y = reinterpret_cast<GlobalPtr<Packet>>(p.y);
     const auto own = launch.staging(p.comm.rank);
-    for_packets<kWorld>(p.packets, [&](u64 i, u32) { own[i] = x[i]; });
+    const auto to_own = [&](u64 i, Packet packet) { own[i] = packet; };
+    const auto to_y = [&](u64 i, Packet packet) { y[i] = packet; };
+    move<kWorld>(p.packets, [&](u64 i, u32) { return x[i]; }, to_own);
     if (!launch.barrier<kWorld>(0)) return;
 
     GlobalPtr<Packet> of[kWorld];
 #pragma unroll
     for (u32 r = 0; r < kWorld; ++r) of[r] = launch.staging(r);
     if constexpr (!kTwoShot) {
-        for_packets<kWorld>(p.packets, [&](u64 i, u32) { y[i] = peers::sum<T, kWorld>(of, i); });
+        move<kWorld>(p.packets, [&](u64 i, u32) { return peers::sum<T, kWorld>(of, i); }, to_y);
     } else {
         const auto sums = launch.sums(p.comm.rank);
         constexpr u64 kTile = u64(kWorld) * peers::kThreads;
@@ -63,7 +70,7 @@ HK_FN void all_reduce(const Params &p) {
         if (!launch.barrier<kWorld>(1)) return;
 #pragma unroll
         for (u32 r = 0; r < kWorld; ++r) of[r] = launch.sums(r);
-        for_packets<kWorld>(p.packets, [&](u64 i, u32 owner) { y[i] = of[owner][i]; });
+        move<kWorld>(p.packets, [&](u64 i, u32 owner) { return of[owner][i]; }, to_y);
     }
     launch.end();
 }

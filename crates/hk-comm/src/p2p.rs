@@ -16,7 +16,7 @@ pub(crate) const PACKET: usize = 16;
 /// How an all-reduce moves its data, `S` bytes for each of `w` ranks. Both give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Algorithm {
-    /// One-shot below 512 KiB (256 KiB for 8 ranks), two-shot from there on.
+    /// One-shot below 512 KiB (256 KiB for 8 ranks), two-shot from there on. Of 2 ranks one-shot, which moves as many bytes.
     #[default]
     Auto,
     /// Every rank reads the data of all others: `(w - 1) S` bytes over the links of a rank, one barrier.
@@ -29,6 +29,7 @@ impl Algorithm {
     /// Whether the two-shot form runs.
     pub(crate) fn two_shot(self, world: usize, bytes: usize) -> bool {
         match self {
+            Self::Auto if world <= 2 => false,
             Self::Auto => bytes >= if world == 8 { 256 << 10 } else { 512 << 10 },
             Self::OneShot => false,
             Self::TwoShot => true,
