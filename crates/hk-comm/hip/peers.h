@@ -3,8 +3,8 @@
 //   barrier, and reads theirs over the links: 16-byte accesses, a wave's on consecutive addresses.
 // Barrier
 //   Block b of a rank meets block b of each other rank. Rank r stores the epoch to word (b, r) of every rank's flag page and waits
-//   until its own page holds the epoch of each rank. Epochs only grow, by kEpochs per launch, and the block's last one is in
-//   memory: a launch takes no number from the host, so a graph can replay it.
+//   until its own page holds the epoch of each rank. Epochs only grow, by kEpochs per launch whatever its grid, and the last one is
+//   in memory: a launch takes no number from the host, so a graph can replay it.
 //   What a rank has written before is visible to the others behind it: release and acquire at system scope.
 // Reuse of shared memory
 //   Staging is double-buffered by launches. A rank that writes buffer k again has ended a launch in between, in which it met all
@@ -121,9 +121,10 @@ class Launch {
         return failed_ == 0;
     }
 
-    /// The last thing of a launch.
+    /// The last thing of a launch. Blocks of larger grids count it, too: the epochs of all blocks are the same between launches.
     HK_FN void end() const {
-        if (hk::thread_x() == 0) *word(comm_.epochs, hk::block_x()) = epoch_ + kEpochs;
+        const u32 block = hk::block_x() + hk::thread_x() * hk::grid_x();
+        if (block < kMaxBlocks) *word(comm_.epochs, block) = epoch_ + kEpochs;
     }
 
   private:
@@ -136,6 +137,28 @@ class Launch {
 #endif
     }
 };
+
+/// Calls f(i) for the thread's share of 0 .. n: block b has the same share on every rank.
+template <class F>
+HK_FN void for_each(u64 n, F f) {
+    const u64 step = u64(hk::grid_x()) * kThreads;
+    for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < n; i += step) f(i);
+}
+
+/// from(i), then to(i, value) for i = first, first + step, .. below n. kBatch loads are in flight before the first store, which may be to the same
+/// memory.
+template <int kBatch, class Index, class From, class To>
+HK_FN void move_strided(Index first, Index step, Index n, From from, To to) {
+    for (; first < n; first += kBatch * step) {
+        decltype(from(first)) value[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+            if (first + Index(k) * step < n) value[k] = from(first + Index(k) * step);
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+            if (first + Index(k) * step < n) to(first + Index(k) * step, value[k]);
+    }
+}
 
 template <class T>
 HK_FN auto widen(Packet packet) {

@@ -16,7 +16,7 @@ pub(crate) const PACKET: usize = 16;
 /// How an all-reduce moves its data, `S` bytes for each of `w` ranks. Both give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Algorithm {
-    /// One-shot below 512 KiB (256 KiB for 8 ranks), two-shot from there on. Of 2 ranks one-shot, which moves as many bytes.
+    /// One-shot below 512 KiB (256 KiB for 8 ranks) and between two ranks, where both forms move as much; else two-shot.
     #[default]
     Auto,
     /// Every rank reads the data of all others: `(w - 1) S` bytes over the links of a rank, one barrier.
@@ -29,8 +29,7 @@ impl Algorithm {
     /// Whether the two-shot form runs.
     pub(crate) fn two_shot(self, world: usize, bytes: usize) -> bool {
         match self {
-            Self::Auto if world <= 2 => false,
-            Self::Auto => bytes >= if world == 8 { 256 << 10 } else { 512 << 10 },
+            Self::Auto => world > 2 && bytes >= if world == 8 { 256 << 10 } else { 512 << 10 },
             Self::OneShot => false,
             Self::TwoShot => true,
         }
@@ -40,9 +39,10 @@ impl Algorithm {
 /// Options of a [`P2pComm`]; the same for all of its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct P2pOptions {
-    /// Bytes of a tensor, at most, rounded up to 16. Each rank has three times as much in staging buffers. Default: 64 MiB.
+    /// Bytes of a tensor that a launch takes, at most, rounded up to 16 for each rank; larger tensors take several launches. Each rank
+    /// has three times as much in staging buffers. At most 32 GiB. Default: 64 MiB.
     pub buffer_bytes: usize,
-    /// Blocks of each launch, 1 to 128, which must fit the GPU together with whatever else runs. Default: a block of 512 threads
+    /// Blocks of a launch, at most, 1 to 128, which must fit the GPU together with whatever else runs. Default: a block of 512 threads
     /// per compute unit, up to 80.
     pub blocks: Option<usize>,
     /// How long a kernel waits for another rank before the communicator is aborted. Default: 10 s.
@@ -111,9 +111,10 @@ impl P2pComm {
         if !(1..=MAX_BLOCKS).contains(&blocks) {
             return Err(Error::argument(OP, "blocks", blocks, format!("1 to {MAX_BLOCKS}")));
         }
-        let limit = (i64::MAX / 4) as u64;
+        // Kernels count the packets of a launch in 32 bits.
+        let limit = 32 << 30;
         let buffer_bytes = buffer_bytes
-            .checked_next_multiple_of(PACKET)
+            .checked_next_multiple_of(PACKET * world)
             .filter(|&bytes| bytes as u64 <= limit)
             .ok_or_else(|| Error::too_large(OP, "buffer_bytes", format!("{buffer_bytes} bytes"), limit))?;
         if buffer_bytes == 0 {
@@ -170,7 +171,7 @@ impl P2pComm {
         &self.stream
     }
 
-    /// The largest tensor, in bytes.
+    /// Bytes of a tensor that a launch takes, at most.
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
     }
@@ -192,14 +193,8 @@ impl P2pComm {
         self.missing.map_or(Ok(()), |missing| Err(Error::Timeout { op, rank: self.rank, missing }))
     }
 
-    /// The communicator is alive, `stream` is its own, and a tensor of `bytes` bytes fits.
-    pub(crate) fn expect(
-        &self,
-        op: &'static str,
-        stream: &Stream,
-        arg: &'static str,
-        bytes: usize,
-    ) -> Result<()> {
+    /// The communicator is alive, and `stream` is its own.
+    pub(crate) fn expect(&self, op: &'static str, stream: &Stream) -> Result<()> {
         self.expect_alive(op)?;
         if *stream != self.stream {
             let got = format!("a stream of {}", stream.device().spec());
@@ -210,15 +205,14 @@ impl P2pComm {
                 format!("the stream of rank {}, on {}", self.rank, self.stream.device().spec()),
             ));
         }
-        if bytes > self.buffer_bytes {
-            let what = format!("{bytes} bytes of rank {}", self.rank);
-            return Err(Error::too_large(op, arg, what, self.buffer_bytes as u64));
-        }
-        if !bytes.is_multiple_of(PACKET) {
-            let what = format!("{arg} of {bytes} bytes");
-            return Err(Error::unsupported(op, what, format!("tensors are whole packets of {PACKET} bytes")));
-        }
         Ok(())
+    }
+
+    /// `total` units in order, in pieces of which each launch takes one: `(first, count)`. A piece has `bytes` bytes of staging for each
+    /// unit, and at least one unit.
+    pub(crate) fn pieces(&self, total: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let most = (self.buffer_bytes / bytes).max(1);
+        (0..total).step_by(most).map(move |first| (first, most.min(total - first)))
     }
 
     /// In checked mode: all ranks make the same call.
@@ -251,9 +245,9 @@ impl P2pComm {
         })
     }
 
-    /// Every launch has the same grid: blocks meet those of the same number, and count their meetings.
-    pub(crate) fn config(&self) -> LaunchConfig {
-        LaunchConfig::grid_1d(self.blocks)
+    /// A grid for `tiles` of work, the same on every rank: blocks meet those of the same number.
+    pub(crate) fn config(&self, tiles: usize) -> LaunchConfig {
+        LaunchConfig::grid_1d(tiles.clamp(1, self.blocks))
     }
 }
 
@@ -261,6 +255,37 @@ impl P2pComm {
 fn ticks(device: &Device, time: Duration) -> u64 {
     let per_tick = if device.arch().is_amd() { 10 } else { 1 };
     u64::try_from(time.as_nanos() / per_tick).unwrap_or(u64::MAX)
+}
+
+/// The packets of a tensor of `bytes` bytes.
+pub(crate) fn packets(op: &'static str, arg: &'static str, bytes: usize) -> Result<usize> {
+    if !bytes.is_multiple_of(PACKET) {
+        let what = format!("{arg} of {bytes} bytes");
+        return Err(Error::unsupported(op, what, format!("tensors are whole packets of {PACKET} bytes")));
+    }
+    Ok(bytes / PACKET)
+}
+
+/// The axis that is split into a part for each rank: `whole` is `part` with `world` times its first axis.
+pub(crate) fn expect_parts(
+    op: &'static str,
+    (part_arg, part): (&'static str, &[usize]),
+    (whole_arg, whole): (&'static str, &[usize]),
+    world: usize,
+) -> Result<()> {
+    let want = part.split_first().and_then(|(first, rest)| {
+        let mut want = vec![first.checked_mul(world)?];
+        want.extend(rest);
+        Some(want)
+    });
+    if want.as_deref() == Some(whole) {
+        return Ok(());
+    }
+    let want = match want {
+        Some(want) => format!("{want:?} ({world} ranks, {part_arg} {part:?} of each)"),
+        None => format!("an axis that is split into {world} parts"),
+    };
+    Err(Error::shape(op, whole_arg, whole, want))
 }
 
 /// Index of a world size in the kernel tables: 1, 2, 4, 8.

@@ -1,7 +1,7 @@
 //! All-reduce: integers and random values, both forms, all worlds, in place, graphs, and ranks that are late.
 
 use crate::common::{Ranks, bits, integers, options, random, sum};
-use hk_comm::{Algorithm, all_reduce, all_reduce_in_place};
+use hk_comm::{Algorithm, P2pOptions, all_reduce, all_reduce_in_place};
 use hk_core::{Arch, Float, bf16, f16};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -144,6 +144,34 @@ fn graphs_are_replayed() {
     });
     let want: Vec<f32> = sum(&[integers(0, n), integers(1, n)]).iter().map(|v: &f32| 4.0 * v).collect();
     assert!(results.iter().all(|result| *result == want));
+}
+
+/// Launches of one block and of several in turn: which block has a packet changes from one to the next.
+#[test]
+fn grids_of_different_sizes() {
+    let many = P2pOptions { blocks: Some(5), ..options() };
+    let mut ranks = Ranks::with(Arch::Gfx942, 4, "&sanitize=all", &many);
+    let sizes = [1, 2600, 3, 1200, 2600, 513, 1];
+    let results = ranks.each(|rank, comm, stream| {
+        let n = 4 * sizes[1];
+        let mut buffers: Vec<_> =
+            sizes.iter().map(|_| stream.upload(&integers::<f32>(rank, n)).unwrap()).collect();
+        for (turn, (y, packets)) in buffers.iter_mut().zip(sizes).enumerate() {
+            if turn % 4 == rank {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let part = y.view_mut([n]).unwrap().slice(0, 0..4 * packets).unwrap();
+            all_reduce_in_place(comm, stream, part, BOTH[turn % 2]).unwrap();
+        }
+        comm.check().unwrap();
+        buffers.iter().map(|y| stream.download(y).unwrap()).collect::<Vec<_>>()
+    });
+    let want = sum::<f32>(&[0, 1, 2, 3].map(|rank| integers(rank, 4 * sizes[1])));
+    for (rank, buffers) in results.iter().enumerate() {
+        for (got, packets) in buffers.iter().zip(sizes) {
+            assert_eq!(got[..4 * packets], want[..4 * packets], "{packets} packets, rank {rank}");
+        }
+    }
 }
 
 /// Two communicators on the same devices, each on its streams, at the same time.

@@ -1,7 +1,7 @@
 //! The fused all-reduce, residual add and RMSNorm: against f64, against all_reduce, quantized, and on all ranks alike.
 
 use crate::common::{Ranks, bits, options, random, sum};
-use hk_comm::{Algorithm, AllReduceRmsNormOptions, AllReduceRmsNormOutputs, Fp8Rows, all_reduce_rmsnorm};
+use hk_comm::{Algorithm, NormOptions, NormOutputs, QuantizedRows, all_reduce_rmsnorm};
 use hk_core::{Arch, Element, Float, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ struct Problem<T> {
     x: Vec<Vec<T>>,
     residual: Vec<T>,
     weight: Vec<T>,
-    options: AllReduceRmsNormOptions,
+    options: NormOptions,
 }
 
 impl<T: Float> Problem<T> {
@@ -43,7 +43,7 @@ impl<T: Float> Problem<T> {
             x: (0..world as u64).map(|rank| values(rank, rows * cols)).collect(),
             residual: values(10, rows * cols),
             weight: values(11, cols),
-            options: AllReduceRmsNormOptions { weight_offset: (seed % 2) as f32, ..Default::default() },
+            options: NormOptions { weight_offset: (seed % 2) as f32, ..Default::default() },
         }
     }
 }
@@ -66,17 +66,16 @@ fn run<T: Float, Q: Fp8>(ranks: &mut Ranks, p: &Problem<T>, algorithm: Algorithm
         let mut out = stream.upload(&vec![T::from_f32(f32::NAN); rows * cols]).unwrap();
         let mut q = stream.alloc_zeroed::<Q>(rows * cols).unwrap();
         let mut scale = stream.alloc_zeroed::<f32>(rows).unwrap();
-        let outputs = AllReduceRmsNormOutputs {
+        let outputs = NormOutputs {
             residual: residual.view_mut([rows, cols]).unwrap(),
             out: Some(out.view_mut([rows, cols]).unwrap()),
-            fp8: Some(Fp8Rows {
+            quantized: Some(QuantizedRows::PerToken {
                 q: q.view_mut([rows, cols]).unwrap(),
                 scale: scale.view_mut([rows]).unwrap(),
             }),
         };
-        let options = AllReduceRmsNormOptions { algorithm, ..p.options };
         let (x, weight) = (x.view([rows, cols]).unwrap(), weight.view([cols]).unwrap());
-        all_reduce_rmsnorm(comm, stream, x, weight, outputs, options).unwrap();
+        all_reduce_rmsnorm(comm, stream, x, weight, outputs, p.options, algorithm).unwrap();
         comm.check().unwrap();
         Outcome {
             residual: stream.download(&residual).unwrap(),
@@ -215,31 +214,30 @@ fn outputs_are_optional_and_out_may_be_x() {
             let [mut residual, mut again] = [(), ()].map(|()| stream.upload(&p.residual).unwrap());
             let mut q = stream.alloc_zeroed::<Fp8E4M3Fnuz>(rows * cols).unwrap();
             let mut scale = stream.alloc_zeroed::<f32>(rows).unwrap();
-            let options = AllReduceRmsNormOptions { algorithm, ..p.options };
-            let fp8 =
-                Fp8Rows { q: q.view_mut([rows, cols]).unwrap(), scale: scale.view_mut([rows]).unwrap() };
+            let quantized = QuantizedRows::PerToken {
+                q: q.view_mut([rows, cols]).unwrap(),
+                scale: scale.view_mut([rows]).unwrap(),
+            };
             let weight = weight.view([cols]).unwrap();
             all_reduce_rmsnorm(
                 comm,
                 stream,
                 buffer.view([rows, cols]).unwrap(),
                 weight,
-                AllReduceRmsNormOutputs {
+                NormOutputs {
                     residual: again.view_mut([rows, cols]).unwrap(),
                     out: None,
-                    fp8: Some(fp8),
+                    quantized: Some(quantized),
                 },
-                options,
+                p.options,
+                algorithm,
             )
             .unwrap();
             let out = buffer.view_mut([rows, cols]).unwrap();
             let (x, residual_view) = (out.alias(), residual.view_mut([rows, cols]).unwrap());
-            let outputs = AllReduceRmsNormOutputs::<_, Fp8E4M3Fnuz> {
-                residual: residual_view,
-                out: Some(out),
-                fp8: None,
-            };
-            all_reduce_rmsnorm(comm, stream, x, weight, outputs, options).unwrap();
+            let outputs =
+                NormOutputs::<_, Fp8E4M3Fnuz> { residual: residual_view, out: Some(out), quantized: None };
+            all_reduce_rmsnorm(comm, stream, x, weight, outputs, p.options, algorithm).unwrap();
             let read = |buffer| stream.download(buffer).unwrap();
             (read(&residual), read(&again), read(&buffer), stream.download(&q).unwrap())
         });

@@ -4,5 +4,8 @@ mod all_reduce;
 mod all_reduce_rmsnorm;
 mod common;
 mod faults;
+mod halves;
+mod layers;
+mod quantized;
 mod refusals;
 mod traffic;

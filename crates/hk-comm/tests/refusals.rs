@@ -2,10 +2,11 @@
 
 use crate::common::{options, streams};
 use hk_comm::{
-    Algorithm, AllReduceRmsNormOptions, AllReduceRmsNormOutputs, Fp8Rows, P2pComm, P2pOptions, all_reduce,
-    all_reduce_in_place, all_reduce_rmsnorm,
+    Algorithm, NormOptions, NormOutputs, P2pComm, P2pOptions, QuantizedRows, all_gather, all_gather_in_place,
+    all_reduce, all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter, reduce_scatter_rmsnorm,
 };
-use hk_core::{Arch, Device, Error, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
+use hk_core::quant::{BlockScale, GroupSize};
+use hk_core::{Arch, Device, E8M0, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
 
 #[track_caller]
 fn refused<T>(result: Result<T>, kind: fn(&Error) -> bool, parts: &[&str]) {
@@ -80,14 +81,9 @@ fn tensors_of_all_reduce() {
     };
     refused(call(&mut comm, &stream, 8, 12), |e| matches!(e, Error::Shape { .. }), &["all_reduce: y"]);
     refused(call(&mut comm, &stream, 6, 6), unsupported, &["24 bytes", "packets of 16"]);
-    refused(
-        call(&mut comm, &stream, 512, 512),
-        |e| matches!(e, Error::TooLarge { .. }),
-        &["2048 bytes of rank 0", "1024"],
-    );
     let other = stream.device().create_stream().unwrap();
     refused(call(&mut comm, &other, 8, 8), argument, &["stream", "the stream of rank 0"]);
-    call(&mut comm, &stream, 256, 256).unwrap();
+    call(&mut comm, &stream, 512, 512).unwrap();
     call(&mut comm, &stream, 0, 0).unwrap();
     let strided = || Layout::with_strides([4, 4], [8, 1]).unwrap();
     let result = all_reduce_in_place(&mut comm, &stream, y.view_mut_with(strided(), 0).unwrap(), auto);
@@ -106,37 +102,43 @@ fn tensors_of_all_reduce() {
 
 #[test]
 fn tensors_of_all_reduce_rmsnorm() {
-    type Out<'a> = AllReduceRmsNormOutputs<'a, bf16, Fp8E4M3Fnuz>;
+    type Out<'a> = NormOutputs<'a, bf16, Fp8E4M3Fnuz>;
     let (mut comm, stream) = alone();
-    let x = stream.alloc_zeroed::<bf16>(512).unwrap();
-    let weight = stream.alloc_zeroed::<bf16>(512).unwrap();
-    let mut residual = stream.alloc_zeroed::<bf16>(512).unwrap();
-    let mut out = stream.alloc_zeroed::<bf16>(512).unwrap();
+    let x = stream.alloc_zeroed::<bf16>(520).unwrap();
+    let weight = stream.alloc_zeroed::<bf16>(520).unwrap();
+    let mut residual = stream.alloc_zeroed::<bf16>(520).unwrap();
+    let mut out = stream.alloc_zeroed::<bf16>(520).unwrap();
     let shape = |dims: [usize; 2]| Layout::contiguous(dims).unwrap();
     let mut call = |x_dims: [usize; 2], cols: usize, out_dims: Option<[usize; 2]>, options| {
         let outputs = Out {
             residual: residual.view_mut_with(shape(x_dims), 0).unwrap(),
             out: out_dims.map(|dims| out.view_mut_with(shape(dims), 0).unwrap()),
-            fp8: None,
+            quantized: None,
         };
         let x = x.view_with(shape(x_dims), 0).unwrap();
         let weight = weight.view_with(Layout::contiguous([cols]).unwrap(), 0).unwrap();
-        all_reduce_rmsnorm(&mut comm, &stream, x, weight, outputs, options)
+        all_reduce_rmsnorm(&mut comm, &stream, x, weight, outputs, options, Algorithm::Auto)
     };
-    let fine = AllReduceRmsNormOptions::default();
+    let fine = NormOptions::default();
     call([4, 64], 64, Some([4, 64]), fine).unwrap();
     call([0, 64], 64, Some([0, 64]), fine).unwrap();
     let shape_error = |e: &Error| matches!(e, Error::Shape { .. });
     refused(call([4, 64], 32, Some([4, 64]), fine), shape_error, &["all_reduce_rmsnorm: weight"]);
     refused(call([4, 64], 64, Some([64, 4]), fine), shape_error, &["out"]);
-    refused(call([4, 64], 64, None, fine), argument, &["outputs", "neither out nor fp8"]);
+    refused(call([4, 64], 64, None, fine), argument, &["outputs", "neither out nor quantized"]);
     refused(call([4, 12], 12, Some([4, 12]), fine), unsupported, &["cols = 12", "multiple of 8"]);
     refused(call([4, 0], 0, Some([4, 0]), fine), |e| matches!(e, Error::Empty { .. }), &["x"]);
+    let large = |e: &Error| matches!(e, Error::TooLarge { .. });
+    refused(
+        call([1, 520], 520, Some([1, 520]), fine),
+        large,
+        &["x", "1040 bytes of a row of 1 ranks", "1024"],
+    );
     for eps in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        let wrong = AllReduceRmsNormOptions { eps, ..fine };
+        let wrong = NormOptions { eps, ..fine };
         refused(call([4, 64], 64, Some([4, 64]), wrong), argument, &["eps"]);
     }
-    let wrong = AllReduceRmsNormOptions { weight_offset: f32::NAN, ..fine };
+    let wrong = NormOptions { weight_offset: f32::NAN, ..fine };
     refused(call([4, 64], 64, Some([4, 64]), wrong), argument, &["weight_offset"]);
 
     // An fp8 of another target, f32 rows, an output over an input.
@@ -144,28 +146,123 @@ fn tensors_of_all_reduce_rmsnorm() {
     let weights = || weight.view_with(Layout::contiguous([64]).unwrap(), 0).unwrap();
     let mut q = stream.alloc_zeroed::<Fp8E4M3>(256).unwrap();
     let mut scale = stream.alloc_zeroed::<f32>(4).unwrap();
-    let outputs = AllReduceRmsNormOutputs {
+    let outputs = NormOutputs {
         residual: residual.view_mut_with(shape([4, 64]), 0).unwrap(),
         out: None,
-        fp8: Some(Fp8Rows { q: q.view_mut([4, 64]).unwrap(), scale: scale.view_mut([4]).unwrap() }),
+        quantized: Some(QuantizedRows::PerToken {
+            q: q.view_mut([4, 64]).unwrap(),
+            scale: scale.view_mut([4]).unwrap(),
+        }),
     };
-    let result = all_reduce_rmsnorm(&mut comm, &stream, view([4, 64]), weights(), outputs, fine);
+    let result =
+        all_reduce_rmsnorm(&mut comm, &stream, view([4, 64]), weights(), outputs, fine, Algorithm::Auto);
     refused(result, |e| matches!(e, Error::DType { .. }), &["q", "fp8e4m3fnuz"]);
     let wide = stream.alloc_zeroed::<f32>(256).unwrap();
     let mut wide_residual = stream.alloc_zeroed::<f32>(256).unwrap();
-    let outputs = AllReduceRmsNormOutputs::<f32, Fp8E4M3Fnuz> {
+    let outputs = NormOutputs::<f32, Fp8E4M3Fnuz> {
         residual: wide_residual.view_mut([4, 64]).unwrap(),
         out: None,
-        fp8: None,
+        quantized: None,
     };
     let wide_weight = wide.view_with(Layout::contiguous([64]).unwrap(), 0).unwrap();
-    let result =
-        all_reduce_rmsnorm(&mut comm, &stream, wide.view([4, 64]).unwrap(), wide_weight, outputs, fine);
+    let result = all_reduce_rmsnorm(
+        &mut comm,
+        &stream,
+        wide.view([4, 64]).unwrap(),
+        wide_weight,
+        outputs,
+        fine,
+        Algorithm::Auto,
+    );
     refused(result, |e| matches!(e, Error::DType { .. }), &["x", "bf16 or f16"]);
     let target = residual.view_mut_with(shape([4, 64]), 0).unwrap();
     let over = target.alias();
     let outputs =
-        Out { residual: target, out: Some(out.view_mut_with(shape([4, 64]), 0).unwrap()), fp8: None };
-    let result = all_reduce_rmsnorm(&mut comm, &stream, over, weights(), outputs, fine);
+        Out { residual: target, out: Some(out.view_mut_with(shape([4, 64]), 0).unwrap()), quantized: None };
+    let result = all_reduce_rmsnorm(&mut comm, &stream, over, weights(), outputs, fine, Algorithm::Auto);
     refused(result, |e| matches!(e, Error::Overlap { .. }), &["residual"]);
+}
+
+/// fp8 by groups and mxfp4: shapes of scales and of packed values, and the mode.
+#[test]
+fn quantized_rows() {
+    type Rows<'a> = QuantizedRows<'a, Fp8E4M3Fnuz>;
+    let (mut comm, stream) = alone();
+    let (rows, cols) = (2, 160);
+    let x = stream.alloc_zeroed::<bf16>(rows * cols).unwrap();
+    let weight = stream.alloc_zeroed::<bf16>(cols).unwrap();
+    let mut residual = stream.alloc_zeroed::<bf16>(rows * cols).unwrap();
+    let mut call = |quantized: Rows| {
+        let (x, weight) = (x.view([rows, cols])?, weight.view([cols])?);
+        let outputs =
+            NormOutputs { residual: residual.view_mut([rows, cols])?, out: None, quantized: Some(quantized) };
+        let options = NormOptions::default();
+        all_reduce_rmsnorm(&mut comm, &stream, x, weight, outputs, options, Algorithm::Auto)
+    };
+    let mut q = stream.alloc_zeroed::<Fp8E4M3Fnuz>(rows * cols).unwrap();
+    let mut q4 = stream.alloc_zeroed::<Fp4x2>(rows * cols / 2).unwrap();
+    let mut scales = stream.alloc_zeroed::<f32>(rows * 5).unwrap();
+    let mut e8m0 = stream.alloc_zeroed::<E8M0>(rows * 5).unwrap();
+    let shape_error = |e: &Error| matches!(e, Error::Shape { .. });
+    for (size, groups) in [(GroupSize::G128, 2), (GroupSize::G64, 3), (GroupSize::G32, 5)] {
+        let mut groups_of = |groups: usize| {
+            let scale = scales.view_mut_with(Layout::contiguous([rows, groups]).unwrap(), 0).unwrap();
+            call(QuantizedRows::Groups { q: q.view_mut([rows, cols]).unwrap(), scale, size })
+        };
+        groups_of(groups).unwrap();
+        refused(groups_of(groups - 1), shape_error, &["all_reduce_rmsnorm: scale"]);
+    }
+    let mut blocks_of = |q_cols: usize, blocks: usize, mode| {
+        let q = q4.view_mut_with(Layout::contiguous([rows, q_cols]).unwrap(), 0).unwrap();
+        let scale = e8m0.view_mut_with(Layout::contiguous([rows, blocks]).unwrap(), 0).unwrap();
+        call(QuantizedRows::Mxfp4 { q, scale, mode })
+    };
+    blocks_of(80, 5, BlockScale::Even).unwrap();
+    refused(blocks_of(64, 5, BlockScale::Even), shape_error, &["q"]);
+    refused(blocks_of(80, 4, BlockScale::Even), shape_error, &["scale"]);
+    refused(blocks_of(80, 5, BlockScale::DivFloor), argument, &["mode", "DivFloor"]);
+}
+
+#[test]
+fn tensors_of_reduce_scatter_and_all_gather() {
+    let streams = streams(Arch::Gfx942, 2, "");
+    let mut comm = P2pComm::new(&streams, &options()).unwrap().remove(0);
+    let stream = &streams[0];
+    let mut a = stream.alloc_zeroed::<f32>(64).unwrap();
+    let mut b = stream.alloc_zeroed::<f32>(64).unwrap();
+    let shape_error = |e: &Error| matches!(e, Error::Shape { .. });
+    let dims = |n: usize| Layout::contiguous([n, 2]).unwrap();
+    for (of_x, of_y) in [(16, 16), (15, 8), (8, 16)] {
+        let (x, y) = (a.view_with(dims(of_x), 0).unwrap(), b.view_mut_with(dims(of_y), 0).unwrap());
+        refused(reduce_scatter(&mut comm, stream, x, y), shape_error, &["reduce_scatter: x", "2 ranks"]);
+        let (x, y) = (a.view_with(dims(of_y), 0).unwrap(), b.view_mut_with(dims(of_x), 0).unwrap());
+        refused(all_gather(&mut comm, stream, x, y), shape_error, &["all_gather: y", "2 ranks"]);
+    }
+    let (x, y) = (a.view_with(dims(6), 0).unwrap(), b.view_mut_with(dims(3), 0).unwrap());
+    refused(reduce_scatter(&mut comm, stream, x, y), unsupported, &["y of 24 bytes", "packets of 16"]);
+    let odd = b.view_mut_with(dims(3), 0).unwrap();
+    refused(all_gather_in_place(&mut comm, stream, odd), shape_error, &["all_gather: y", "2 parts"]);
+    let align = |e: &Error| matches!(e, Error::Align { .. });
+    let (x, y) = (a.view_with(dims(4), 1).unwrap(), b.view_mut_with(dims(8), 0).unwrap());
+    refused(all_gather(&mut comm, stream, x, y), align, &["all_gather: x"]);
+    let overlap = |e: &Error| matches!(e, Error::Overlap { .. });
+    let y = a.view_mut_with(dims(8), 0).unwrap();
+    let x = y.alias().slice(0, 0..4).unwrap();
+    refused(all_gather(&mut comm, stream, x, y), overlap, &["all_gather"]);
+    let foreign = streams[1].clone();
+    let (x, y) = (a.view_with(dims(4), 0).unwrap(), b.view_mut_with(dims(8), 0).unwrap());
+    refused(all_gather(&mut comm, &foreign, x, y), argument, &["stream", "the stream of rank 0"]);
+
+    // The rows of reduce_scatter_rmsnorm are those of a part.
+    let x = stream.alloc_zeroed::<bf16>(4 * 64).unwrap();
+    let weight = stream.alloc_zeroed::<bf16>(64).unwrap();
+    let [mut residual, mut out] = [(), ()].map(|()| stream.alloc_zeroed::<bf16>(4 * 64).unwrap());
+    let outputs = NormOutputs::<bf16, Fp8E4M3Fnuz> {
+        residual: residual.view_mut([4, 64]).unwrap(),
+        out: Some(out.view_mut([4, 64]).unwrap()),
+        quantized: None,
+    };
+    let (x, weight) = (x.view([4, 64]).unwrap(), weight.view([64]).unwrap());
+    let result = reduce_scatter_rmsnorm(&mut comm, stream, x, weight, outputs, NormOptions::default());
+    refused(result, shape_error, &["reduce_scatter_rmsnorm: x", "[8, 64]", "2 ranks"]);
 }

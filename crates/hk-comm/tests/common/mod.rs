@@ -1,5 +1,7 @@
 //! Ranks on emulated devices, each with a thread of its own.
 
+pub mod quantized;
+
 use hk_comm::{P2pComm, P2pOptions};
 use hk_core::{Arch, Device, Float, Stream};
 use std::sync::atomic::{AtomicU32, Ordering};
