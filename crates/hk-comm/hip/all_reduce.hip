@@ -23,16 +23,22 @@ using hk::u32;
 using hk::u64;
 using peers::Packet;
 
-/// Calls f(index, chunk) for the packet of the thread in each chunk of its block's tiles.
-template <u32 kChunks, class F>
-HK_FN void for_packets(u64 packets, F f) {
-    constexpr u64 kTile = u64(kChunks) * peers::kThreads;
+/// Tiles of kWorld chunks: from(index, chunk), then to(index, packet). All loads of a tile are in flight before the first store, which may be to the
+/// same memory.
+template <u32 kWorld, class From, class To>
+HK_FN void move_tiles(u64 packets, From from, To to) {
+    constexpr u64 kTile = u64(kWorld) * peers::kThreads;
     for (u64 tile = hk::block_x() * kTile; tile < packets; tile += hk::grid_x() * kTile) {
+        Packet packet[kWorld];
+        const auto for_chunks = [&](auto f) {
 #pragma unroll
-        for (u32 chunk = 0; chunk < kChunks; ++chunk) {
-            const u64 index = tile + chunk * peers::kThreads + hk::thread_x();
-            if (index < packets) f(index, chunk);
-        }
+            for (u32 chunk = 0; chunk < kWorld; ++chunk) {
+                const u64 index = tile + chunk * peers::kThreads + hk::thread_x();
+                if (index < packets) f(index, chunk);
+            }
+        };
+        for_chunks([&](u64 i, u32 chunk) { packet[chunk] = from(i, chunk); });
+        for_chunks([&](u64 i, u32 chunk) { to(i, packet[chunk]); });
     }
 }
 
@@ -40,30 +46,35 @@ template <class T, u32 kWorld, bool kTwoShot>
 HK_FN void all_reduce(const Params &p) {
     __shared__ u32 failed;
     peers::Launch launch(p.comm, failed);
-    if (launch.failed()) return;
 
     const auto x = reinterpret_cast<GlobalPtr<const Packet>>(p.x);
     const auto y = reinterpret_cast<GlobalPtr<Packet>>(p.y);
     const auto own = launch.staging(p.comm.rank);
-    for_packets<kTwoShot ? kWorld : 1>(p.packets, [&](u64 i, u32) { own[i] = x[i]; });
+    // One-shot: the packets of a thread.
+    const u64 first = u64(hk::block_x()) * peers::kThreads + hk::thread_x();
+    const u64 step = u64(hk::grid_x()) * peers::kThreads;
+    const auto to_own = [&](u64 i, Packet packet) { own[i] = packet; };
+    const auto to_y = [&](u64 i, Packet packet) { y[i] = packet; };
+    if constexpr (kTwoShot)
+        move_tiles<kWorld>(p.packets, [&](u64 i, u32) { return x[i]; }, to_own);
+    else
+        peers::move_strided<4>(first, step, p.packets, [&](u64 i) { return x[i]; }, to_own);
     if (!launch.barrier<kWorld>(0)) return;
 
     GlobalPtr<Packet> of[kWorld];
 #pragma unroll
     for (u32 r = 0; r < kWorld; ++r) of[r] = launch.staging(r);
+    const auto sum = [&](u64 i) { return peers::sum<T, kWorld>(of, i); };
     if constexpr (!kTwoShot) {
-        peers::for_each(p.packets, [&](u64 i) { y[i] = peers::sum<T, kWorld>(of, i); });
+        peers::move_strided<8 / kWorld>(first, step, p.packets, sum, to_y);
     } else {
         const auto sums = launch.sums(p.comm.rank);
-        constexpr u64 kTile = u64(kWorld) * peers::kThreads;
-        for (u64 tile = hk::block_x() * kTile; tile < p.packets; tile += hk::grid_x() * kTile) {
-            const u64 i = tile + p.comm.rank * peers::kThreads + hk::thread_x();
-            if (i < p.packets) sums[i] = peers::sum<T, kWorld>(of, i);
-        }
+        peers::move_strided<8 / kWorld>(u64(hk::block_x() * kWorld + p.comm.rank) * peers::kThreads + hk::thread_x(),
+                                        kWorld * step, p.packets, sum, [&](u64 i, Packet packet) { sums[i] = packet; });
         if (!launch.barrier<kWorld>(1)) return;
 #pragma unroll
         for (u32 r = 0; r < kWorld; ++r) of[r] = launch.sums(r);
-        for_packets<kWorld>(p.packets, [&](u64 i, u32 owner) { y[i] = of[owner][i]; });
+        move_tiles<kWorld>(p.packets, [&](u64 i, u32 owner) { return of[owner][i]; }, to_y);
     }
     launch.end();
 }

@@ -17,14 +17,14 @@ template <class T, u32 kWorld, bool kTwoShot>
 HK_FN void all_reduce_rmsnorm(const Params &p) {
     __shared__ u32 failed;
     peers::Launch launch(p.comm, failed);
-    if (launch.failed()) return;
 
     const auto x = reinterpret_cast<GlobalPtr<const Packet>>(p.x);
     const auto own = launch.staging(p.comm.rank);
     for (u32 row = hk::block_x(); row < p.rows; row += hk::grid_x()) {
         const u64 first = u64(row) * p.packets;
-        for (u32 column = hk::thread_x(); column < p.packets; column += peers::kThreads)
-            own[first + column] = x[first + column];
+        Packet packet[peers::kHeld];
+        peers::for_held(p.packets, [&](int k, u32 column) { packet[k] = x[first + column]; });
+        peers::for_held(p.packets, [&](int k, u32 column) { own[first + column] = packet[k]; });
     }
     if (!launch.barrier<kWorld>(0)) return;
 
@@ -40,13 +40,16 @@ HK_FN void all_reduce_rmsnorm(const Params &p) {
     } else {
         const u32 part = (p.packets + kWorld - 1) / kWorld;
         const u32 begin = p.comm.rank * part;
-        const u32 end = begin + part < p.packets ? begin + part : p.packets;
+        const u32 width = begin < p.packets ? (begin + part < p.packets ? part : p.packets - begin) : 0;
+        const u32 rows = (p.rows - hk::block_x() + hk::grid_x() - 1) / hk::grid_x();
         const auto sums = launch.sums(p.comm.rank);
-        for (u32 row = hk::block_x(); row < p.rows; row += hk::grid_x()) {
-            const u64 first = u64(row) * p.packets;
-            for (u32 column = begin + hk::thread_x(); column < end; column += peers::kThreads)
-                sums[first + column] = peers::sum<T, kWorld>(of, first + column);
-        }
+        const auto at = [&](u32 i) {
+            return u64(hk::block_x() + i / width * hk::grid_x()) * p.packets + begin + i % width;
+        };
+        // The packets of all rows of the block, one after the other: rows are short for so many threads.
+        peers::move_strided<8 / kWorld>(
+            hk::thread_x(), u32(peers::kThreads), rows * width, [&](u32 i) { return peers::sum<T, kWorld>(of, at(i)); },
+            [&](u32 i, Packet packet) { sums[at(i)] = packet; });
         if (!launch.barrier<kWorld>(1)) return;
         for (u32 row = hk::block_x(); row < p.rows; row += hk::grid_x()) {
             const u64 first = u64(row) * p.packets;

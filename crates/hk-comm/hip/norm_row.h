@@ -123,8 +123,9 @@ HK_FN void norm_row(const NormParams &params, u32 row, Reducer &reducer, Sum sum
 
     HeldRow<T> z = {};
     float squares = 0.0f;
+    // All loads of a row are in flight before the first store: residual_out may be residual.
+    for_held(p.packets, [&](int k, u32 column) { z[k] = widen<T>(sum(column)) + widen<T>(residual[column]); });
     for_held(p.packets, [&](int k, u32 column) {
-        z[k] = widen<T>(sum(column)) + widen<T>(residual[column]);
         residual_out[column] = narrow<T>(z[k]);
 #pragma unroll
         for (int i = 0; i < kLen; ++i) squares = __builtin_fmaf(z[k][i], z[k][i], squares);

@@ -63,19 +63,24 @@ HK_FN GlobalPtr<u32> word(u64 base, u32 index) { return reinterpret_cast<GlobalP
 class Launch {
     const Comm &comm_;
     u32 epoch_;
+    u32 error_ = 0;  // in thread 0: a rank did not arrive before
     u32 &failed_;  // in LDS
+
+    /// Whether each wave has the fences of a barrier, or the threads that store and load flags. AMD: a wave's stores are written back by the wave,
+    /// and by a fence of its own: clang 22 drops the wait between the write-back of a release store and the store where the wave has
+    /// none in flight. PTX: release and acquire are cumulative over the block's barrier; fences of all threads took 4 us on an H100.
+#if HK_AMD
+    static constexpr bool kFenceOfWaves = true;
+#else
+    static constexpr bool kFenceOfWaves = false;
+#endif
 
   public:
     HK_FN Launch(const Comm &comm, u32 &failed) : comm_(comm), failed_(failed) {
         epoch_ = *word(comm.epochs, hk::block_x());
-        if (hk::thread_x() == 0) {
-            failed = __scoped_atomic_load_n(word(comm.error, 0), __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);
-        }
-        hk::block_barrier();
+        if (hk::thread_x() == 0)
+            error_ = __scoped_atomic_load_n(word(comm.error, 0), __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);
     }
-
-    /// A rank did not arrive, in this launch or before.
-    HK_FN bool failed() const { return failed_ != 0; }
 
     /// Packets of this rank's staging buffer, or of another one's.
     HK_FN GlobalPtr<Packet> staging(u32 rank) const {
@@ -85,23 +90,24 @@ class Launch {
     /// Packets of sums.
     HK_FN GlobalPtr<Packet> sums(u32 rank) const { return packets(comm_.staging.rank[rank] + 2 * comm_.buffer_bytes); }
 
-    /// Waits for all ranks, number `index` of the launch. False if one is missing: then the kernel ends.
+    /// Waits for all ranks, number `index` of the launch. False if one is missing, or was in a launch before: then the kernel ends.
     template <u32 kWorld>
     HK_FN bool barrier(u32 index) {
         const u32 epoch = epoch_ + 1 + index;
-        // Each wave's stores are visible to the system before the barrier, and so before the flags. A fence of its own: clang 22 drops the
-        // wait between the write-back of a release store and the store where the wave has none in flight.
-        __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_SYSTEM);
+        constexpr int kRelease = kFenceOfWaves ? __ATOMIC_RELAXED : __ATOMIC_RELEASE;
+        constexpr int kAcquire = kFenceOfWaves ? __ATOMIC_RELAXED : __ATOMIC_ACQUIRE;
+        if constexpr (kFenceOfWaves) __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_SYSTEM);
+        if (index == 0 && hk::thread_x() == 0) failed_ = error_;
         hk::block_barrier();
         const u32 peer = hk::thread_x();
-        if (peer < kWorld) {
+        if (peer < kWorld && failed_ == 0) {
             const u32 row = hk::block_x() * kMaxRanks;
             const auto theirs = word(comm_.flags.rank[peer], row + comm_.rank);
-            __scoped_atomic_store_n(theirs, epoch, __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);
+            __scoped_atomic_store_n(theirs, epoch, kRelease, __MEMORY_SCOPE_SYSTEM);
             const auto own = word(comm_.flags.rank[comm_.rank], row + peer);
             const u64 start = __builtin_readsteadycounter();
             // Epochs wrap around.
-            while (i32(__scoped_atomic_load_n(own, __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM) - epoch) < 0) {
+            while (i32(__scoped_atomic_load_n(own, kAcquire, __MEMORY_SCOPE_SYSTEM) - epoch) < 0) {
                 if (__builtin_readsteadycounter() - start > comm_.timeout) {
                     failed_ = 1;
                     __scoped_atomic_store_n(word(comm_.error, 0), 1 + peer, __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);
@@ -110,7 +116,7 @@ class Launch {
                 pause();
             }
         }
-        __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_SYSTEM);
+        if constexpr (kFenceOfWaves) __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_SYSTEM);
         hk::block_barrier();
         return failed_ == 0;
     }
@@ -137,6 +143,21 @@ template <class F>
 HK_FN void for_each(u64 n, F f) {
     const u64 step = u64(hk::grid_x()) * kThreads;
     for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < n; i += step) f(i);
+}
+
+/// from(i), then to(i, value) for i = first, first + step, .. below n. kBatch loads are in flight before the first store, which may be to the same
+/// memory.
+template <int kBatch, class Index, class From, class To>
+HK_FN void move_strided(Index first, Index step, Index n, From from, To to) {
+    for (; first < n; first += kBatch * step) {
+        decltype(from(first)) value[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+            if (first + Index(k) * step < n) value[k] = from(first + Index(k) * step);
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+            if (first + Index(k) * step < n) to(first + Index(k) * step, value[k]);
+    }
 }
 
 template <class T>

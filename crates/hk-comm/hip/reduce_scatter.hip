@@ -26,7 +26,6 @@ template <class T, u32 kWorld>
 HK_FN void reduce_scatter(const Params &p) {
     __shared__ u32 failed;
     peers::Launch launch(p.comm, failed);
-    if (launch.failed()) return;
 
     const auto x = reinterpret_cast<GlobalPtr<const Packet>>(p.x);
     const auto own = launch.staging(p.comm.rank);

@@ -40,7 +40,7 @@ impl Algorithm {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct P2pOptions {
     /// Bytes of a tensor that a launch takes, at most, rounded up to 16 for each rank; larger tensors take several launches. Each rank
-    /// has three times as much in staging buffers. Default: 64 MiB.
+    /// has three times as much in staging buffers. At most 32 GiB. Default: 64 MiB.
     pub buffer_bytes: usize,
     /// Blocks of a launch, at most, 1 to 128, which must fit the GPU together with whatever else runs. Default: a block of 512 threads
     /// per compute unit, up to 80.
@@ -111,7 +111,8 @@ impl P2pComm {
         if !(1..=MAX_BLOCKS).contains(&blocks) {
             return Err(Error::argument(OP, "blocks", blocks, format!("1 to {MAX_BLOCKS}")));
         }
-        let limit = (i64::MAX / 4) as u64;
+        // Kernels count the packets of a launch in 32 bits.
+        let limit = 32 << 30;
         let buffer_bytes = buffer_bytes
             .checked_next_multiple_of(PACKET * world)
             .filter(|&bytes| bytes as u64 <= limit)
