@@ -13,7 +13,7 @@ use hk_norm::{RmsNormOptions, rmsnorm};
 
 /// Tokens, hidden columns, heads, heads of keys and values, columns of a head, columns of the feed-forward part.
 pub type Sizes = [usize; 6];
-pub const SMALL: Sizes = [12, 512, 16, 8, 64, 1024];
+pub(crate) const SMALL: Sizes = [12, 512, 16, 8, 64, 1024];
 const LLAMA: Sizes = [128, 4096, 32, 8, 128, 14336];
 const ROPE: Rope = Rope {
     style: RopeStyle::Neox,
