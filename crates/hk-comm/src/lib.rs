@@ -24,7 +24,9 @@ mod all_reduce;
 mod all_reduce_rmsnorm;
 mod meeting;
 mod p2p;
+mod rccl;
 
 pub use all_reduce::{all_reduce, all_reduce_in_place};
 pub use all_reduce_rmsnorm::{AllReduceRmsNormOptions, AllReduceRmsNormOutputs, Fp8Rows, all_reduce_rmsnorm};
 pub use p2p::{Algorithm, P2pComm, P2pOptions};
+pub use rccl::{Group, RcclComm, RcclOptions, ReduceOp, UniqueId};

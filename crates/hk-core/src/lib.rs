@@ -44,6 +44,8 @@ pub use hk_emu::{Check, Checks, Counters, Details, Fault, LineCounters, Profile,
 pub use host::HostBuffer;
 pub use index::IndexView;
 pub use launch::{Launch, LaunchConfig};
+#[cfg(feature = "emu")]
+pub use launch::{HostAccess, HostWork};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel, LoadedKernel};
 pub use params::KernelRef;
