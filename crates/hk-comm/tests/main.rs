@@ -4,5 +4,8 @@ mod all_reduce;
 mod all_reduce_rmsnorm;
 mod common;
 mod faults;
+mod rccl;
+#[cfg(any(feature = "hip", feature = "cuda"))]
+mod rccl_gpu;
 mod refusals;
 mod traffic;

@@ -216,7 +216,9 @@ impl<'a> Launch<'a> {
     pub unsafe fn run_foreign<R>(self, call: impl FnOnce(*mut c_void) -> Result<R>) -> Result<R> {
         match self.stream.driver().foreign(self.stream.handle())? {
             Some(raw) => call(raw),
-            None => Err(Error::unsupported(self.op, self.stream.device().spec(), "the device has no runtime")),
+            None => {
+                Err(Error::unsupported(self.op, self.stream.device().spec(), "the device has no runtime"))
+            }
         }
     }
 

@@ -179,30 +179,18 @@ pub(crate) fn reduce(data: DataType, reduction: Reduction, inputs: &[(&[u8], f64
         DataType::U64 => fold(reduction, inputs, u64::from_ne_bytes, u64::to_ne_bytes),
         DataType::F32 => fold(reduction, inputs, f32::from_ne_bytes, f32::to_ne_bytes),
         DataType::F64 => fold(reduction, inputs, f64::from_ne_bytes, f64::to_ne_bytes),
-        DataType::F16 => fold(
-            reduction,
-            inputs,
-            |b| f16::from_ne_bytes(b).to_f32(),
-            |v| f16::from_f32(v).to_ne_bytes(),
-        ),
-        DataType::Bf16 => fold(
-            reduction,
-            inputs,
-            |b| bf16::from_ne_bytes(b).to_f32(),
-            |v| bf16::from_f32(v).to_ne_bytes(),
-        ),
-        DataType::Fp8E4M3 => fold(
-            reduction,
-            inputs,
-            |[b]| Fp8E4M3(b).to_f32(),
-            |v| [Fp8E4M3::from_f32_saturating(v).0],
-        ),
-        DataType::Fp8E5M2 => fold(
-            reduction,
-            inputs,
-            |[b]| Fp8E5M2(b).to_f32(),
-            |v| [Fp8E5M2::from_f32_saturating(v).0],
-        ),
+        DataType::F16 => {
+            fold(reduction, inputs, |b| f16::from_ne_bytes(b).to_f32(), |v| f16::from_f32(v).to_ne_bytes())
+        }
+        DataType::Bf16 => {
+            fold(reduction, inputs, |b| bf16::from_ne_bytes(b).to_f32(), |v| bf16::from_f32(v).to_ne_bytes())
+        }
+        DataType::Fp8E4M3 => {
+            fold(reduction, inputs, |[b]| Fp8E4M3(b).to_f32(), |v| [Fp8E4M3::from_f32_saturating(v).0])
+        }
+        DataType::Fp8E5M2 => {
+            fold(reduction, inputs, |[b]| Fp8E5M2(b).to_f32(), |v| [Fp8E5M2::from_f32_saturating(v).0])
+        }
         DataType::Fp8E4M3Fnuz => fold(
             reduction,
             inputs,

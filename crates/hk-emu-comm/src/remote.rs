@@ -8,7 +8,8 @@ use std::io;
 pub(crate) fn ask(process: &[u8; 16], caller: &Caller, request: &Request) -> Result<Vec<Blob>, Failure> {
     let answer = socket::exchange(process, &encode_request(caller, request));
     let wrong = |error: io::Error| Failure::Transport(error.to_string());
-    decode_answer(&mut Reader(&answer.map_err(wrong)?)).ok_or_else(|| Failure::Transport("a wrong answer".into()))?
+    decode_answer(&mut Reader(&answer.map_err(wrong)?))
+        .ok_or_else(|| Failure::Transport("a wrong answer".into()))?
 }
 
 /// Answers ranks of other processes from now on; again is nothing.
@@ -230,10 +231,7 @@ mod tests {
         ] {
             for timeout in [None, Some(Duration::ZERO), Some(Duration::from_secs(5))] {
                 let bytes = encode_request(&caller(timeout), &request);
-                assert_eq!(
-                    decode_request(&mut Reader(&bytes)),
-                    Some((caller(timeout), request.clone()))
-                );
+                assert_eq!(decode_request(&mut Reader(&bytes)), Some((caller(timeout), request.clone())));
                 assert_eq!(decode_request(&mut Reader(&bytes[..bytes.len() - 1])), None);
             }
         }

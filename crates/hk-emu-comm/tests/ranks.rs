@@ -77,7 +77,8 @@ fn every_collective_in_worlds_of_1_to_8() {
             ]
         });
         let ranks = 100 * w * (w - 1) / 2;
-        for (r, [sum, largest, broadcast, gathered, scattered, exchanged]) in results.into_iter().enumerate() {
+        for (r, [sum, largest, broadcast, gathered, scattered, exchanged]) in results.into_iter().enumerate()
+        {
             let r = r as i32;
             assert_eq!(sum, (0..2 * w).map(|i| ranks + w * i).collect::<Vec<_>>());
             let top = 100 * (w - 1);
@@ -105,10 +106,9 @@ fn transfers_of_a_group_do_not_wait_for_each_other() {
     });
     assert_eq!(results, [3, 0, 1, 2]);
     // Two sends, then two receives, outside of a group: hardware need not buffer them.
-    let timeout = Some(Duration::from_millis(50));
-    let results = each(2, timeout, |comm| {
-        comm.run(&[call(Kind::Send(1 - comm.rank()), 1, 0, 0)], &Plain::new(&[0]))
-    });
+    let timeout = Some(Duration::from_millis(500));
+    let results =
+        each(2, timeout, |comm| comm.run(&[call(Kind::Send(1 - comm.rank()), 1, 0, 0)], &Plain::new(&[0])));
     assert!(results.iter().all(|r| matches!(r, Err(Failure::Timeout { .. }))), "{results:?}");
 }
 
@@ -142,7 +142,10 @@ fn ranks_that_differ_are_told_and_go_on() {
         let kind = if comm.rank() == 0 { Kind::Send(1) } else { Kind::Recv(0) };
         comm.run(&[call(kind, 1 + comm.rank(), 0, 2)], &Plain::new(&[0; 8]))
     });
-    assert!(results[0].is_ok() && matches!(results[1], Err(Failure::Mismatch { other: 0, .. })), "{results:?}");
+    assert!(
+        results[0].is_ok() && matches!(results[1], Err(Failure::Mismatch { other: 0, .. })),
+        "{results:?}"
+    );
 }
 
 #[test]
@@ -164,7 +167,10 @@ fn faults() {
     assert_eq!(results, [Some(Err(Failure::Left { rank: 1 })), None]);
     // Memory that is not there.
     let results = each(2, PATIENCE, |comm| {
-        comm.run(&[call(Kind::AllReduce(Reduction::Sum), 1, 99 * comm.rank() as u64, 1)], &Plain::new(&[0; 3]))
+        comm.run(
+            &[call(Kind::AllReduce(Reduction::Sum), 1, 99 * comm.rank() as u64, 1)],
+            &Plain::new(&[0; 3]),
+        )
     });
     assert_eq!(results, [Err(Failure::Aborted), Err(Failure::Memory("no such address".into()))]);
     assert!(start.elapsed() < Duration::from_secs(30));
@@ -217,7 +223,8 @@ fn ranks_of_two_processes() {
     let id = UniqueId::new().unwrap();
     let text: Vec<String> = id.to_bytes().iter().map(u8::to_string).collect();
     let mut other = Command::new(std::env::current_exe().unwrap());
-    let mut other = other.args(["--ignored", "--exact", "rank_1_in_a_process"]).env(ID, text.join(" ")).spawn().unwrap();
+    let mut other =
+        other.args(["--ignored", "--exact", "rank_1_in_a_process"]).env(ID, text.join(" ")).spawn().unwrap();
     let comm = Communicator::join(&id, 2, 0, "device 0", PATIENCE).unwrap();
     calls_of_two(&comm);
     assert!(other.wait().unwrap().success());

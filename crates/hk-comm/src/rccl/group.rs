@@ -282,12 +282,7 @@ impl<'a> Group<'a> {
     ///
     /// # Errors
     /// As there.
-    pub fn send<T: Element>(
-        &mut self,
-        comm: &'a RcclComm,
-        x: TensorView<'a, T>,
-        peer: usize,
-    ) -> Result<()> {
+    pub fn send<T: Element>(&mut self, comm: &'a RcclComm, x: TensorView<'a, T>, peer: usize) -> Result<()> {
         const OP: &str = "RcclComm::send";
         expect_rank(OP, "peer", comm, peer)?;
         let count = x.numel();
@@ -359,7 +354,8 @@ impl<'a> Group<'a> {
         let Some(first) = calls.first() else { return Ok(()) };
         let (op, driver) = (first.op, first.comm.stream.device().info().driver);
         if let Some(other) = calls.iter().find(|q| q.comm.stream.device().info().driver != driver) {
-            let got = format!("{} and {}", first.comm.stream.device().spec(), other.comm.stream.device().spec());
+            let got =
+                format!("{} and {}", first.comm.stream.device().spec(), other.comm.stream.device().spec());
             return Err(Error::argument(op, "group", got, "devices of one driver"));
         }
         #[cfg(feature = "emu")]

@@ -5,7 +5,9 @@
 use super::group::{Call, Data, Kind, Queued};
 use super::watchdog::Watchdog;
 use super::{Engine, Failed, RcclOptions, ReduceOp, Shared, UniqueId};
-use hk_core::{DType, Device, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, Result, Stream, bf16, f16};
+use hk_core::{
+    DType, Device, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, Result, Stream, bf16, f16,
+};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -149,8 +151,9 @@ fn open(names: [&'static str; 2], remedy: &str) -> Result<Api> {
             Ok(library) => {
                 // SAFETY: the published API of 2.18.
                 let api = unsafe { Api::bind(name, library) };
-                let mut api =
-                    api.map_err(|error| missing(format!("{name} lacks a function: {error}; {remedy}")))?;
+                let mut api = api.map_err(|error| {
+                    missing(format!("{name} lacks a function: {}; {remedy}", cause(&error)))
+                })?;
                 // SAFETY: the version is valid for the write.
                 let code = unsafe { (api.get_version)(&mut api.version) };
                 if code != SUCCESS || api.version < OLDEST {
@@ -159,10 +162,15 @@ fn open(names: [&'static str; 2], remedy: &str) -> Result<Api> {
                 }
                 return Ok(api);
             }
-            Err(error) => first = first.or(Some(error.to_string())),
+            Err(error) => first = first.or(Some(cause(&error))),
         }
     }
     Err(missing(format!("not found ({}); {remedy}", first.unwrap_or_default())))
+}
+
+/// What the loader says.
+fn cause(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// An error code as an error.
@@ -191,8 +199,7 @@ impl Api {
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         // SAFETY: takes any integer, and null or a communicator that is alive.
-        let (of_code, last) =
-            unsafe { (text((self.error_string)(code)), text((self.last_error)(raw))) };
+        let (of_code, last) = unsafe { (text((self.error_string)(code)), text((self.last_error)(raw))) };
         format!("{of_code}: {last}").trim_matches([':', ' ', '\n']).to_owned()
     }
 }
@@ -384,15 +391,18 @@ impl LibraryComm {
     ) -> Result<Option<(Arc<Shared>, Self)>> {
         let _held = self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let api = self.inner.api;
-        let mut raw = null_mut();
         let color = color.map_or(NO_COLOR, |color| color as c_int);
+        // The library writes it when the ranks have met, from a thread of its own: after a timeout it has to stay.
+        let slot = Box::into_raw(Box::new(null_mut()));
         let split = |_| {
-            // SAFETY: alive, as `calls` is held and `expect_alive` says; the pointers are valid during the call.
-            Ok(unsafe { (api.split)(self.inner.raw(), color, key, &mut raw, &Config::new()) })
+            // SAFETY: alive, as `calls` is held and `expect_alive` says; the configuration is valid during the call.
+            Ok(unsafe { (api.split)(self.inner.raw(), color, key, slot, &Config::new()) })
         };
         // SAFETY: nothing is queued.
         let code = unsafe { stream.launch(op).run_foreign(split) }?;
         self.inner.settle(op, shared, "ncclCommSplit", code)?;
+        // SAFETY: from a box, and the library is done with it.
+        let raw = *unsafe { Box::from_raw(slot) };
         if raw.is_null() {
             return Ok(None);
         }
@@ -650,7 +660,11 @@ impl Drop for LibraryComm {
                         break;
                     }
                 }
-                if state == SUCCESS { (api.destroy)(raw) } else { (api.abort)(raw) };
+                if state == SUCCESS {
+                    (api.destroy)(raw)
+                } else {
+                    (api.abort)(raw)
+                };
             }
             drop(stream);
         };
@@ -661,3 +675,40 @@ impl Drop for LibraryComm {
 
 /// For the other ranks to end a communicator, too.
 const GRACE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_or_another_says_what_to_do() {
+        let error = open(["libhk-absent.so.1", "libhk-absent.so"], "install it").unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Library { .. }), "{text}");
+        assert!(text.starts_with("libhk-absent.so.1: not found") && text.ends_with("install it"), "{text}");
+        let other = open(["libc.so.6", "libm.so.6"], "install it").unwrap_err().to_string();
+        assert!(other.contains("libc.so.6 lacks a function") && other.contains("ncclGetVersion"), "{other}");
+    }
+
+    #[test]
+    fn every_code_has_a_name() {
+        let name = |code| match error("op", 3, "ncclSend", code, "why".into()) {
+            Error::Collective { op: "op", rank: 3, call: "ncclSend", code: of, name, .. } if of == code => {
+                name
+            }
+            other => panic!("{other}"),
+        };
+        let names: std::collections::BTreeSet<_> = (1..=8).map(name).collect();
+        assert_eq!(names.len(), 8);
+        assert_eq!(name(8), "unknown");
+    }
+
+    #[test]
+    fn scalars_are_elements() {
+        let data = |dtype, code, bytes| Data { dtype, code, bytes };
+        assert_eq!(scalar(1.5, data(DType::F32, 7, 4))[..4], 1.5f32.to_ne_bytes());
+        assert_eq!(scalar(1.5, data(DType::Bf16, 9, 2))[..2], [0xc0, 0x3f]);
+        assert_eq!(scalar(-2.0, data(DType::I64, 4, 8)), (-2i64).to_ne_bytes());
+        assert_eq!(scalar(3.0, data(DType::U8, 1, 1))[0], 3);
+    }
+}

@@ -61,13 +61,19 @@ impl Default for RcclOptions {
 /// // On a node with GPUs: "hip:0", "hip:1", ..
 /// let open = |rank| hk_core::Device::open(&format!("emu:gfx942:{rank}"))?.create_stream();
 /// let ranks = RcclComm::all(&[open(0)?, open(1)?], &RcclOptions::default())?;
-/// for comm in &ranks {
-///     let stream = comm.stream();
-///     let x = stream.upload(&[comm.rank() as f32 + 1.0; 8])?;
-///     let mut y = stream.alloc_zeroed::<f32>(8)?;
-///     comm.all_reduce(stream, x.view([8])?, y.view_mut([8])?, ReduceOp::Sum)?;
-///     # if comm.rank() == 1 { assert_eq!(stream.download(&y)?, [3.0; 8]) }
-/// }
+/// std::thread::scope(|scope| {
+///     for comm in ranks {
+///         scope.spawn(move || {
+///             let stream = comm.stream();
+///             let x = stream.upload(&[comm.rank() as f32 + 1.0; 8])?;
+///             let mut y = stream.alloc_zeroed::<f32>(8)?;
+///             comm.all_reduce(stream, x.view([8])?, y.view_mut([8])?, ReduceOp::Sum)?;
+///             comm.check()?;
+///             assert_eq!(stream.download(&y)?, [3.0; 8]);
+///             Ok::<_, hk_core::Error>(())
+///         });
+///     }
+/// });
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
