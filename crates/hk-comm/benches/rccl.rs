@@ -65,25 +65,30 @@ fn bandwidth(criterion: &mut Criterion, streams: &[Stream]) -> Result<()> {
     let largest = if emulated { 16 } else { 30 };
     for bytes in (10..=largest).step_by(2).map(|log| 1usize << log) {
         let n = bytes / size_of::<f32>();
-        let buffers = |stream: &Stream| Ok((stream.alloc_zeroed(n)?, stream.alloc_zeroed(n)?));
-        let mut buffers: Vec<(DeviceBuffer<f32>, _)> = streams.iter().map(buffers).collect::<Result<_>>()?;
-        let mut time = |calls: u64| -> Result<Duration> {
-            streams.iter().try_for_each(Stream::synchronize)?;
-            let start = Instant::now();
-            for _ in 0..calls {
-                let mut group = Group::new();
-                for (comm, (x, y)) in comms.iter().zip(&mut buffers) {
-                    group.all_reduce(comm, x.view([n])?, y.view_mut([n])?, ReduceOp::Sum)?;
-                }
-                group.end()?;
-            }
-            streams.iter().try_for_each(Stream::synchronize)?;
-            Ok(start.elapsed())
-        };
-        time(1)?;
         group.throughput(Throughput::Bytes((2 * (world - 1) * bytes / world) as u64));
         group.bench_function(BenchmarkId::from_parameter(bytes), |b| {
-            b.iter_custom(|calls| time(calls).expect("the collective works"));
+            let mut run = || -> Result<()> {
+                let buffers = |stream: &Stream| Ok((stream.alloc_zeroed(n)?, stream.alloc_zeroed(n)?));
+                let mut buffers: Vec<(DeviceBuffer<f32>, _)> =
+                    streams.iter().map(buffers).collect::<Result<_>>()?;
+                let mut time = |calls: u64| -> Result<Duration> {
+                    streams.iter().try_for_each(Stream::synchronize)?;
+                    let start = Instant::now();
+                    for _ in 0..calls {
+                        let mut group = Group::new();
+                        for (comm, (x, y)) in comms.iter().zip(&mut buffers) {
+                            group.all_reduce(comm, x.view([n])?, y.view_mut([n])?, ReduceOp::Sum)?;
+                        }
+                        group.end()?;
+                    }
+                    streams.iter().try_for_each(Stream::synchronize)?;
+                    Ok(start.elapsed())
+                };
+                time(1)?;
+                b.iter_custom(|calls| time(calls).expect("the collective works"));
+                Ok(())
+            };
+            run().expect("the collective works");
         });
     }
     group.finish();

@@ -3,7 +3,7 @@
 use crate::common::{bits, integers, sum};
 use crate::rccl::{collectives_on, each};
 use hk_comm::{Group, RcclComm, RcclOptions, ReduceOp, UniqueId};
-use hk_core::{Device, Error, Float, Stream, bf16, f16};
+use hk_core::{Device, Error, Stream, bf16, f16};
 use std::time::{Duration, Instant};
 
 /// The GPUs of each driver, with a stream each; groups of one are too few for a test of several.

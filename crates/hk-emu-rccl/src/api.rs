@@ -74,7 +74,7 @@ fn reduction(comm: &Comm, op: c_int) -> Result<Reduction> {
                 Some(Scalar::Value(value)) => Reduction::PreMulSum(value),
                 Some(Scalar::Device(addr, data)) => {
                     let mut bytes = vec![0; data.size_bytes()];
-                    runtime()?.read(addr, &mut bytes).map_err(|why| Fault(Code::HIP, why))?;
+                    runtime()?.read(comm.copies, addr, &mut bytes).map_err(|why| Fault(Code::HIP, why))?;
                     Reduction::PreMulSum(data.scalar(&bytes).unwrap_or(1.0))
                 }
                 None => return argument(format!("op {op}")),

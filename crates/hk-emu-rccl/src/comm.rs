@@ -56,6 +56,8 @@ pub(crate) fn runtime() -> Result<&'static Hip> {
 pub(crate) struct Comm {
     pub device: c_int,
     pub fnuz: bool,
+    /// Of its copies.
+    pub copies: usize,
     blocking: bool,
     joined: OnceLock<Communicator>,
     /// `ncclCommGetAsyncError`.
@@ -88,9 +90,11 @@ impl Comm {
     fn new(device: c_int, blocking: bool) -> Result<(usize, Arc<Self>)> {
         // No address, and never used again.
         static NEXT: AtomicUsize = AtomicUsize::new(1);
+        let hip = runtime()?;
         let comm = Arc::new(Self {
             device,
-            fnuz: runtime()?.is_gfx942(device),
+            fnuz: hip.is_gfx942(device),
+            copies: on_device(device, || hip.create_stream().map_err(|why| Fault(Code::HIP, why)))?,
             blocking,
             joined: OnceLock::new(),
             state: AtomicI32::new(Code::IN_PROGRESS.0),
@@ -135,6 +139,14 @@ impl Comm {
                 self.state.store(fault.0.0, Ordering::Release);
                 Err(fault)
             }
+        }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if let Ok(hip) = runtime() {
+            hip.destroy_stream(self.copies);
         }
     }
 }
@@ -252,26 +264,33 @@ unsafe extern "C" fn replay(data: *mut c_void) {
     }
 }
 
-/// Memory of the runtime.
-struct Reach(&'static Hip);
+/// Memory of the runtime, through a stream.
+struct Reach(&'static Hip, usize);
 
 impl Memory for Reach {
     fn read(&self, addr: u64, out: &mut [u8]) -> std::result::Result<(), String> {
-        self.0.read(addr, out)
+        self.0.read(self.1, addr, out)
     }
 
     fn write(&self, addr: u64, data: &[u8]) -> std::result::Result<(), String> {
-        self.0.write(addr, data)
+        self.0.write(self.1, addr, data)
     }
 }
 
-fn run(comm: &Comm, calls: &[Call]) -> Result {
+/// Does something with a device as this thread's current one.
+fn on_device<T>(device: c_int, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let hip = runtime()?;
     let hip_error = |why| Fault(Code::HIP, why);
     let before = hip.device().map_err(hip_error)?;
-    hip.set_device(comm.device).map_err(hip_error)?;
-    let result = comm.joined()?.run(calls, &Reach(hip)).map_err(Fault::from);
+    hip.set_device(device).map_err(hip_error)?;
+    let result = act();
     hip.set_device(before).map_err(hip_error)?;
+    result
+}
+
+fn run(comm: &Comm, calls: &[Call]) -> Result {
+    let reach = Reach(runtime()?, comm.copies);
+    let result = on_device(comm.device, || Ok(comm.joined()?.run(calls, &reach)?));
     if let Err(Fault(code @ (Code::REMOTE | Code::HIP | Code::SYSTEM), _)) = &result {
         comm.state.store(code.0, Ordering::Release);
     }

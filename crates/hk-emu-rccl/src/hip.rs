@@ -1,7 +1,7 @@
 //! The HIP runtime of the process: the one that the program uses.
 
 use libloading::os::unix::Library;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 macro_rules! functions {
@@ -26,13 +26,17 @@ functions! {
     hipGetDevice: fn(*mut c_int);
     hipSetDevice: fn(c_int);
     hipGetDeviceProperties: fn(*mut c_void, c_int);
-    hipMemcpy: fn(*mut c_void, *const c_void, usize, c_int);
+    hipMemcpyAsync: fn(*mut c_void, *const c_void, usize, c_int, usize);
+    hipStreamCreateWithFlags: fn(*mut usize, c_uint);
+    hipStreamDestroy: fn(usize);
     hipStreamIsCapturing: fn(*mut c_void, *mut c_int);
     hipLaunchHostFunc: fn(*mut c_void, unsafe extern "C" fn(*mut c_void), *mut c_void);
 }
 
 /// `hipMemcpyDefault`: the addresses say which memory they are in.
 const DEFAULT: c_int = 4;
+/// `hipStreamNonBlocking`: copies on it disturb no capture.
+const NON_BLOCKING: c_uint = 1;
 
 /// The runtime, if the process has one.
 pub(crate) fn hip() -> Result<&'static Hip, String> {
@@ -95,15 +99,32 @@ impl Hip {
         code == 0 && status == 1
     }
 
-    pub fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), String> {
-        let (dst, src) = (out.as_mut_ptr().cast(), addr as usize as *const c_void);
-        // SAFETY: as many bytes; the runtime knows its allocations.
-        check("hipMemcpy of an input", unsafe { (self.hipMemcpy)(dst, src, out.len(), DEFAULT) })
+    /// A stream for [`read`](Self::read) and [`write`](Self::write), on the current device.
+    pub fn create_stream(&self) -> Result<usize, String> {
+        let mut stream = 0;
+        // SAFETY: valid for the write.
+        let code = unsafe { (self.hipStreamCreateWithFlags)(&mut stream, NON_BLOCKING) };
+        check("hipStreamCreateWithFlags", code).map(|()| stream)
     }
 
-    pub fn write(&self, addr: u64, data: &[u8]) -> Result<(), String> {
-        let (dst, src) = (addr as usize as *mut c_void, data.as_ptr().cast());
+    pub fn destroy_stream(&self, stream: usize) {
+        // SAFETY: the runtime knows its streams. There is nobody to tell of a failure.
+        unsafe { (self.hipStreamDestroy)(stream) };
+    }
+
+    /// Copies from an address. The runtime on the emulator has done it when the call returns.
+    pub fn read(&self, stream: usize, addr: u64, out: &mut [u8]) -> Result<(), String> {
+        let (dst, src) = (out.as_mut_ptr().cast(), addr as usize as *const c_void);
         // SAFETY: as many bytes; the runtime knows its allocations.
-        check("hipMemcpy of an output", unsafe { (self.hipMemcpy)(dst, src, data.len(), DEFAULT) })
+        let code = unsafe { (self.hipMemcpyAsync)(dst, src, out.len(), DEFAULT, stream) };
+        check("hipMemcpyAsync of an input", code)
+    }
+
+    /// Copies to an address, likewise.
+    pub fn write(&self, stream: usize, addr: u64, data: &[u8]) -> Result<(), String> {
+        let (dst, src) = (addr as usize as *mut c_void, data.as_ptr().cast());
+        // SAFETY: as above.
+        let code = unsafe { (self.hipMemcpyAsync)(dst, src, data.len(), DEFAULT, stream) };
+        check("hipMemcpyAsync of an output", code)
     }
 }

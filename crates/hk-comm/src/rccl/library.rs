@@ -3,7 +3,7 @@
 //! Communicators are non-blocking, as the API calls it: whatever waits for other ranks is polled here, with the timeout.
 
 use super::group::{Call, Data, Kind, Queued};
-use super::watchdog::Watchdog;
+use super::watchdog::{Inside, Watchdog};
 use super::{Engine, Failed, RcclOptions, ReduceOp, Shared, UniqueId};
 use hk_core::{
     DType, Device, Error, Float, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz, Result, Stream, bf16, f16,
@@ -327,7 +327,7 @@ impl Inner {
 impl LibraryComm {
     fn new(api: &'static Api, raw: Raw, stream: &Stream, shared: &Arc<Shared>) -> Self {
         let inner = Inner::new(api, raw);
-        let watchdog = shared.timeout.map(|timeout| Watchdog::new(&inner, shared, timeout));
+        let watchdog = shared.timeout.map(|timeout| Watchdog::new(&inner, shared, stream, timeout));
         Self { inner, watchdog, stream: stream.clone() }
     }
 
@@ -607,7 +607,8 @@ pub(super) fn queue(calls: Vec<Queued>) -> Result<()> {
     }
     let Some(&(first, _, op)) = comms.first() else { return Ok(()) };
     let api = first.inner.api;
-    let _watched: Vec<_> = comms.iter().filter_map(|(comm, ..)| comm.watchdog.as_ref()?.enter()).collect();
+    let watched: Vec<_> =
+        comms.iter().filter_map(|(comm, ..)| Some(comm.watchdog.as_ref()?.enter())).collect();
     let _held: Vec<_> = comms
         .iter()
         .map(|(comm, ..)| comm.inner.calls.lock().unwrap_or_else(PoisonError::into_inner))
@@ -631,11 +632,7 @@ pub(super) fn queue(calls: Vec<Queued>) -> Result<()> {
         }
     }
     result?;
-    for (comm, ..) in &comms {
-        if let Some(watchdog) = &comm.watchdog {
-            watchdog.queued(&comm.stream);
-        }
-    }
+    watched.iter().for_each(Inside::queued);
     Ok(())
 }
 

@@ -22,8 +22,8 @@ use std::time::Duration;
 /// Options of an [`RcclComm`]; the same for all of its ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RcclOptions {
-    /// How long other ranks are waited for: to join, and in each collective, from when the one before it is done. After that the
-    /// communicator is aborted. Work that is queued before a collective counts. `None` waits for ever. Default: 60 s.
+    /// How long other ranks are waited for: to join, and in each collective, from when it is queued. After that the communicator is
+    /// aborted. On GPUs other work counts that is queued before the collective. `None` waits for ever. Default: 60 s.
     pub timeout: Option<Duration>,
     /// Each collective first compares what the ranks call, through the communicator itself, and waits for that: ranks that disagree
     /// get an error in place of unspecified results. For debugging; not while a graph is captured. Default: false.

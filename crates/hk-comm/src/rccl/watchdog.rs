@@ -3,7 +3,6 @@
 use super::library::Inner;
 use super::{Failed, Shared};
 use hk_core::{Event, Stream};
-use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,7 @@ struct Watch {
     work: Condvar,
     inner: Arc<Inner>,
     shared: Arc<Shared>,
+    stream: Stream,
     timeout: Duration,
 }
 
@@ -27,12 +27,14 @@ struct Watch {
 struct Calls {
     started: bool,
     closed: bool,
+    /// The thread waits for work, without a time.
+    idle: bool,
     /// Since when the library is within a call.
     inside: Option<Instant>,
-    /// Behind each call that is queued, and when it was.
-    queued: VecDeque<(Instant, Event)>,
-    /// When the last one was seen to be done.
-    progress: Option<Instant>,
+    /// Calls that are queued, with no event behind them yet: the thread records it, so that callers need not.
+    queued: bool,
+    /// Behind calls that are queued, and when it was recorded.
+    event: Option<(Instant, Event)>,
 }
 
 impl Watch {
@@ -44,46 +46,49 @@ impl Watch {
         let interval = (self.timeout / 8).clamp(Duration::from_millis(1), Duration::from_millis(50));
         let mut calls = self.calls();
         loop {
-            while calls.inside.is_none() && calls.queued.is_empty() {
-                if calls.closed {
-                    return;
-                }
+            while !calls.closed && calls.inside.is_none() && !calls.queued && calls.event.is_none() {
+                calls.idle = true;
                 calls = self.work.wait(calls).unwrap_or_else(PoisonError::into_inner);
             }
-            calls = self.work.wait_timeout(calls, interval).unwrap_or_else(PoisonError::into_inner).0;
-            // An event that cannot be asked is of a device that has failed: its calls are not waited for.
-            while calls.queued.front().is_some_and(|(_, event)| event.query().unwrap_or(true)) {
-                calls.queued.pop_front();
-                calls.progress = Some(Instant::now());
+            if calls.closed {
+                return;
             }
-            let waits = calls.queued.front().map(|(at, _)| calls.progress.map_or(*at, |done| done.max(*at)));
-            let since = waits.into_iter().chain(calls.inside).min();
+            calls.idle = false;
+            // An event that cannot be asked is of a device that has failed: its calls are not waited for.
+            if calls.event.as_ref().is_some_and(|(_, event)| event.query().unwrap_or(true)) {
+                calls.event = None;
+            }
+            if calls.queued && calls.event.is_none() {
+                // Not while the stream captures: then it is tried again.
+                calls.event = self.stream.record().ok().map(|event| (Instant::now(), event));
+                calls.queued = calls.event.is_none();
+            }
+            let since = calls.event.as_ref().map(|(at, _)| *at).into_iter().chain(calls.inside).min();
             let late = since.is_some_and(|since| since.elapsed() > self.timeout);
             let reason = if late {
-                let reason = format!("a collective did not end within {:?}: a rank is missing", self.timeout);
-                Some(reason)
+                Some(format!("a collective did not end within {:?}: a rank is missing", self.timeout))
             } else {
                 self.inner.failure()
             };
             if let Some(reason) = reason {
-                calls.queued.clear();
                 drop(calls);
                 self.shared.fail(Failed::Aborted(reason));
                 return self.inner.abort();
             }
+            calls = self.work.wait_timeout(calls, interval).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
 impl Watchdog {
-    pub fn new(inner: &Arc<Inner>, shared: &Arc<Shared>, timeout: Duration) -> Self {
-        let (inner, shared) = (Arc::clone(inner), Arc::clone(shared));
+    pub fn new(inner: &Arc<Inner>, shared: &Arc<Shared>, stream: &Stream, timeout: Duration) -> Self {
+        let (inner, shared, stream) = (Arc::clone(inner), Arc::clone(shared), stream.clone());
         let (calls, work) = (Mutex::default(), Condvar::new());
-        Self { watch: Arc::new(Watch { calls, work, inner, shared, timeout }) }
+        Self { watch: Arc::new(Watch { calls, work, inner, shared, stream, timeout }) }
     }
 
     /// A call begins; it ends when what this returns is dropped.
-    pub fn enter(&self) -> Option<Inside<'_>> {
+    pub fn enter(&self) -> Inside<'_> {
         let mut calls = self.watch.calls();
         if !calls.started {
             let watch = Arc::clone(&self.watch);
@@ -91,17 +96,11 @@ impl Watchdog {
             calls.started = thread.spawn(move || watch.run()).is_ok();
         }
         calls.inside = Some(Instant::now());
-        if calls.queued.is_empty() {
+        if calls.idle {
+            calls.idle = false;
             self.watch.work.notify_one();
         }
-        Some(Inside(&self.watch))
-    }
-
-    /// A call is queued on the stream. One that is captured is not looked after: it is not done until a graph is launched.
-    pub fn queued(&self, stream: &Stream) {
-        if let Ok(event) = stream.record() {
-            self.watch.calls().queued.push_back((Instant::now(), event));
-        }
+        Inside(&self.watch)
     }
 }
 
@@ -114,6 +113,13 @@ impl Drop for Watchdog {
 
 /// The library is within a call.
 pub(super) struct Inside<'a>(&'a Watch);
+
+impl Inside<'_> {
+    /// The call is queued on the stream.
+    pub fn queued(&self) {
+        self.0.calls().queued = true;
+    }
+}
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
