@@ -32,8 +32,11 @@ pub(crate) struct TestArgs {
     filter: Option<String>,
 }
 
-/// The names by which linkers and programs of ROCm 5, 6 and 7 look for the library.
-const NAMES: [&str; 4] = ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"];
+/// The libraries, each with the names by which linkers and programs of ROCm 5, 6 and 7 look for it.
+const LIBRARIES: [(&str, &[&str]); 2] = [
+    ("libhk_emu_hip.so", &["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"]),
+    ("libhk_emu_rccl.so", &["librccl.so", "librccl.so.1"]),
+];
 
 /// Build scripts look for this file to know that a directory has HIP.
 const HEADER: &str = "#error \"this directory has the HIP runtime of hk-emu and no headers: those are ROCm's, or in \
@@ -42,22 +45,24 @@ const HEADER: &str = "#error \"this directory has the HIP runtime of hk-emu and 
 /// `cargo xtask hip-runtime`
 pub(crate) fn runtime(args: &RuntimeArgs) -> Result {
     let dir = install(args, &[])?;
-    println!("the HIP runtime on the emulator is in {0}\n", dir.display());
+    println!("the HIP runtime and RCCL on the emulator are in {0}\n", dir.display());
     println!("to run a HIP program on emulated GPUs:\n  export LD_LIBRARY_PATH={}/lib", dir.display());
     println!("  export HK_EMU_ARCH=gfx942,gfx950   # one device each; gfx942 alone if it is not set");
     println!("to link one, or crates that use HIP:\n  export HIP_PATH={}", dir.display());
     Ok(())
 }
 
-/// Builds the library and lays out the directory; gives its absolute path. `others` are packages to build along.
+/// Builds the libraries and lays out the directory; gives its absolute path. `others` are packages to build along.
 fn install(args: &RuntimeArgs, others: &[&str]) -> Result<PathBuf> {
-    let library = build(args.release, others)?;
+    let libraries = build(args.release, others)?;
     let dir = args.dir.clone().unwrap_or_else(|| workspace_root().join("target/hip"));
     fs::create_dir_all(dir.join("lib"))?;
     fs::create_dir_all(dir.join("include/hip"))?;
     let dir = dir.canonicalize()?;
-    for name in NAMES {
-        link(&library, &dir.join("lib").join(name))?;
+    for (library, names) in libraries {
+        for name in names {
+            link(&library, &dir.join("lib").join(name))?;
+        }
     }
     let header = dir.join("include/hip/hip_runtime_api.h");
     // An unchanged file keeps its time, by which cargo decides what to build again.
@@ -67,16 +72,20 @@ fn install(args: &RuntimeArgs, others: &[&str]) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Builds the shared object; cargo says where it is.
-fn build(release: bool, others: &[&str]) -> Result<PathBuf> {
-    let mut command = cargo(&["build", "--package", "hk-emu-hip"]);
+/// Builds the shared objects, and gives each with its names; cargo says where they are.
+fn build(release: bool, others: &[&str]) -> Result<Vec<(PathBuf, &'static [&'static str])>> {
+    let mut command = cargo(&["build", "--package", "hk-emu-hip", "--package", "hk-emu-rccl"]);
     for package in others {
         command.args(["--package", package]);
     }
     command.args(release.then_some("--release"));
     let files = run::build(command)?;
-    let library = files.into_iter().find(|f| f.file_name().is_some_and(|name| name == "libhk_emu_hip.so"));
-    library.ok_or_else(|| Failure("cargo built no libhk_emu_hip.so: this is for Linux".into()))
+    let built = |&(object, names): &(&str, &'static [&'static str])| {
+        let library = files.iter().find(|f| f.file_name().is_some_and(|name| name == object)).cloned();
+        let library = library.ok_or_else(|| Failure(format!("cargo built no {object}: this is for Linux")));
+        library.map(|library| (library, names))
+    };
+    LIBRARIES.iter().map(built).collect()
 }
 
 #[cfg(unix)]
@@ -98,9 +107,11 @@ pub(crate) fn test(args: &TestArgs) -> Result {
     // Together with `hk`, the emulator is built with the features that it has there, and not once more.
     let dir = install(&RuntimeArgs { dir: None, release: false }, &["hk-cli"])?;
     // The features and packages of the drivers' tests in `.ci/run`: built once.
-    let packages = ["--package", "hk-norm", "--package", "hk-core", "--package", "xtask"];
-    let mut command = cargo(&["test", "--features", "hk-core/hip,hk-core/cuda", "--test", "tests"]);
-    command.args(packages).args(["--", "rmsnorm::"]);
+    let packages =
+        ["--package", "hk-norm", "--package", "hk-core", "--package", "hk-comm", "--package", "xtask"];
+    let features = "hk-core/hip,hk-core/cuda,hk-comm/hip,hk-comm/cuda";
+    let mut command = cargo(&["test", "--features", features, "--test", "tests"]);
+    command.args(packages).args(["--", "rmsnorm::", "rccl_gpu::", "--skip", "all_reduce_rmsnorm::"]);
     command.args(args.filter.as_deref());
     command.env("HIP_PATH", &dir).env("LD_LIBRARY_PATH", search_path(&dir.join("lib"))?);
     command.env("HK_EMU_ARCH", "gfx942,gfx950").env("HK_TEST_DEVICES", "emu:gfx942,emu:gfx950,hip:0,hip:1");

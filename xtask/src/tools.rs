@@ -59,7 +59,7 @@ const fn tool(name: &'static str, package: &'static str, need: Need, callers: &'
 pub(crate) const TOOLS: &[Tool] = &[
     tool("cargo", "https://rustup.rs", Need::Build, "xtask"),
     tool("rustc", "https://rustup.rs", Need::Build, "cargo, hk-build's tests"),
-    tool("cc", "build-essential", Need::Build, "rustc as linker, hk-core's tests"),
+    tool("cc", "build-essential", Need::Build, "rustc as linker, tests of hk-core, hk-emu-rccl"),
     tool("clang++", "clang-{}", Need::Build, "hk-build, tests of hk-emu, hk-emu-hip, hk-codeobj, hk-cli"),
     tool("lld", "lld-{}", Need::Build, "clang++"),
     tool("llvm-mc", "llvm-{}", Need::Tests, "hk-emu's tests"),

@@ -26,6 +26,7 @@ mod all_reduce_rmsnorm;
 mod meeting;
 mod norm;
 mod p2p;
+mod rccl;
 mod reduce_scatter;
 mod reduce_scatter_rmsnorm;
 
@@ -34,5 +35,6 @@ pub use all_reduce::{all_reduce, all_reduce_in_place};
 pub use all_reduce_rmsnorm::all_reduce_rmsnorm;
 pub use norm::{NormOptions, NormOutputs, QuantizedRows};
 pub use p2p::{Algorithm, P2pComm, P2pOptions};
+pub use rccl::{Group, RcclComm, RcclOptions, ReduceOp, UniqueId};
 pub use reduce_scatter::reduce_scatter;
 pub use reduce_scatter_rmsnorm::reduce_scatter_rmsnorm;

@@ -7,5 +7,8 @@ mod faults;
 mod halves;
 mod layers;
 mod quantized;
+mod rccl;
+#[cfg(any(feature = "hip", feature = "cuda"))]
+mod rccl_gpu;
 mod refusals;
 mod traffic;

@@ -4,6 +4,7 @@ use crate::device::DeviceInfo;
 use crate::error::Result;
 use hk_codeobj::Kernel as KernelInfo;
 use std::any::Any;
+use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -118,6 +119,18 @@ pub(crate) trait Driver: Any + Send + Sync {
         Ok(())
     }
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()>;
+
+    /// Makes the device current on this thread and gives the driver's own handle of a stream, for calls of other libraries. `None`
+    /// for the emulator.
+    fn foreign(&self, _stream: &Handle) -> Result<Option<*mut c_void>> {
+        Ok(None)
+    }
+    /// Queues work of the host. Never on hardware.
+    #[cfg(feature = "emu")]
+    fn host_work(&self, _stream: &Handle, _work: Arc<crate::HostWork>) -> Result<()> {
+        let reason = "only the emulator executes work of the host".into();
+        Err(crate::Error::Unsupported { op: "Launch::run_on_host", what: self.info().spec.clone(), reason })
+    }
 
     /// From here on work on `stream` is noted, not done: launches, copies on the device, fills.
     fn begin_capture(&self, stream: &Handle) -> Result<()>;

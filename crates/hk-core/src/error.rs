@@ -200,6 +200,40 @@ pub enum Error {
         /// The rank that did not arrive.
         missing: usize,
     },
+    /// A communicator is aborted: every later call gives this again.
+    #[error("{op}: rank {rank}: the communicator is aborted: {reason}")]
+    Aborted {
+        /// Operation.
+        op: &'static str,
+        /// The rank that called.
+        rank: usize,
+        /// Why it was aborted.
+        reason: String,
+    },
+    /// The library of collectives refused a call, or failed.
+    #[error("{op}: rank {rank}: {call} failed with code {code} ({name}): {reason}")]
+    Collective {
+        /// Operation.
+        op: &'static str,
+        /// The rank that called.
+        rank: usize,
+        /// Function of the library.
+        call: &'static str,
+        /// The library's error code, as it came.
+        code: i32,
+        /// What the code means.
+        name: String,
+        /// What the library says about it, and the arguments of the call.
+        reason: String,
+    },
+    /// A library that is looked for at run time is missing, or does not fit.
+    #[error("{library}: {reason}")]
+    Library {
+        /// The library's name.
+        library: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// No device answers to a device string.
     #[error("device {spec}: {reason}")]
     NoDevice {

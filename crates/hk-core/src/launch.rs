@@ -9,7 +9,29 @@ use crate::module::{Kernel, LoadedKernel};
 use crate::stream::Stream;
 use crate::tensor::{TensorView, TensorViewMut, sealed::Operand as _};
 use bytemuck::Pod;
+use std::ffi::c_void;
 use std::marker::PhantomData;
+#[cfg(feature = "emu")]
+use std::sync::Arc;
+
+/// Device memory as work of the host accesses it: [`Launch::run_on_host`].
+#[cfg(feature = "emu")]
+pub trait HostAccess {
+    /// Copies from an address.
+    ///
+    /// # Errors
+    /// [`Error::Emulator`] where no buffer is.
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<()>;
+    /// Copies to an address.
+    ///
+    /// # Errors
+    /// [`Error::Emulator`] where no buffer is.
+    fn write(&self, addr: u64, data: &[u8]) -> Result<()>;
+}
+
+/// Work of the host in the order of an emulated stream: [`Launch::run_on_host`].
+#[cfg(feature = "emu")]
+pub type HostWork = dyn Fn(&dyn HostAccess) -> Result<()> + Send + Sync;
 
 /// The size of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,6 +202,37 @@ impl<'a> Launch<'a> {
     pub unsafe fn run<P: Pod>(self, kernel: &Kernel<P>, config: LaunchConfig, params: &P) -> Result<()> {
         let dispatch = self.check(kernel, &config, bytemuck::bytes_of(params))?;
         self.stream.driver().launch(self.stream.handle(), &kernel.function, &dispatch)
+    }
+
+    /// Calls another library that queues work on GPUs of this process, as RCCL: with the device made current on this thread, and the
+    /// driver's own handle of the stream (`hipStream_t`, `cudaStream_t`). What the library queues can be captured if it says so.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on the emulator; [`Error::Driver`]; errors of `call`.
+    ///
+    /// # Safety
+    /// What `call` queues on the stream stays within the tensors that this launch has been given, writes only those given as outputs,
+    /// and terminates.
+    pub unsafe fn run_foreign<R>(self, call: impl FnOnce(*mut c_void) -> Result<R>) -> Result<R> {
+        match self.stream.driver().foreign(self.stream.handle())? {
+            Some(raw) => call(raw),
+            None => {
+                Err(Error::unsupported(self.op, self.stream.device().spec(), "the device has no runtime"))
+            }
+        }
+    }
+
+    /// Queues work of the host in the order of an emulated stream: it may take its time, and wait for work of other streams. A graph has
+    /// it like any other work. A failure is reported by the stream's next synchronising call.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on hardware.
+    ///
+    /// # Safety
+    /// The work accesses the tensors that this launch has been given, writes only those given as outputs, and terminates.
+    #[cfg(feature = "emu")]
+    pub unsafe fn run_on_host(self, work: Arc<HostWork>) -> Result<()> {
+        self.stream.driver().host_work(self.stream.handle(), work)
     }
 
     fn check<'b>(

@@ -43,6 +43,8 @@ pub use hk_codeobj::{Arch, Kernel as KernelInfo};
 pub use hk_emu::{Check, Checks, Counters, Details, Fault, LineCounters, Profile, Resources};
 pub use host::HostBuffer;
 pub use index::IndexView;
+#[cfg(feature = "emu")]
+pub use launch::{HostAccess, HostWork};
 pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel, LoadedKernel};

@@ -2,9 +2,10 @@
 //! was queued, so that what is queued in the wrong order, or freed too early, shows.
 #![cfg(feature = "emu")]
 
-use hk_core::{Arch, Device, DeviceBuffer, Error, Stream, bf16};
+use hk_core::{Arch, Device, DeviceBuffer, Error, HostAccess, Stream, bf16};
 use proptest::prelude::*;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const DELAY: Duration = Duration::from_millis(5);
@@ -224,6 +225,37 @@ fn streams_without_an_event_between_them_are_reported() {
     for part in ["fill on stream", "copy on stream", "400 bytes", "f32 x 100", "no event"] {
         assert!(error.contains(part), "{part} is missing in: {error}");
     }
+}
+
+#[test]
+fn work_of_the_host_is_in_the_order_of_its_stream() {
+    let stream = slow();
+    let mut x = stream.upload(&[1u32]).unwrap();
+    let addr = x.view([1]).unwrap().addr();
+    let double = move |memory: &dyn HostAccess| {
+        let mut bytes = [0; 4];
+        memory.read(addr, &mut bytes)?;
+        memory.write(addr, &(2 * u32::from_ne_bytes(bytes)).to_ne_bytes())
+    };
+    // SAFETY: the work accesses x alone, which is alive until it is done.
+    let queue = || unsafe { stream.launch("double").run_on_host(Arc::new(double)) };
+    queue().unwrap();
+    let graph = stream.capture(queue).unwrap();
+    // SAFETY: as above.
+    unsafe { graph.launch(&stream) }.unwrap();
+    assert_eq!(stream.download(&x).unwrap(), [4]);
+    stream.fill(&mut x, 3).unwrap();
+    queue().unwrap();
+    assert_eq!(stream.download(&x).unwrap(), [6]);
+    // What is not there, and a failure of its own.
+    let absent = |memory: &dyn HostAccess| memory.write(16, &[0]);
+    // SAFETY: nothing is accessed.
+    unsafe { stream.launch("absent").run_on_host(Arc::new(absent)) }.unwrap();
+    assert!(matches!(stream.synchronize(), Err(Error::Emulator { .. })));
+    // There is no library to call on the emulator.
+    // SAFETY: nothing is queued.
+    let error = unsafe { stream.launch("foreign").run_foreign(|_| Ok(())) }.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { op: "foreign", .. }), "{error}");
 }
 
 #[test]

@@ -582,6 +582,11 @@ impl Driver for Cuda {
         check(self.api, "cuLaunchKernel", code, || gpu::launch(dispatch, &function.name, dynamic_lds))
     }
 
+    fn foreign(&self, stream: &Handle) -> Result<Option<*mut c_void>> {
+        self.bind()?;
+        Ok(Some(stream.get::<Stream>().raw.cast()))
+    }
+
     fn begin_capture(&self, stream: &Handle) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream is alive.

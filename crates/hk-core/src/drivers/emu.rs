@@ -256,6 +256,7 @@ enum Command {
         dynamic_lds: u32,
         args: Vec<u8>,
     },
+    Host(Arc<crate::HostWork>),
     Free {
         addr: u64,
     },
@@ -434,6 +435,7 @@ impl Worker {
             Command::Fill { dst, pattern, pattern_bytes, bytes } => {
                 self.machine.fill(dst, &pattern[..pattern_bytes], bytes).map_err(|e| error(&e))?;
             }
+            Command::Host(work) => work(&Reach { machine: &self.machine, error: &error })?,
             Command::Launch { op, function, grid, block, dynamic_lds, args } => {
                 let dispatch = hk_emu::Dispatch { grid, block, dynamic_lds, args: &args };
                 let (module, name) = (&function.module, &function.name);
@@ -448,6 +450,22 @@ impl Worker {
             }
         }
         Ok(Executed::default())
+    }
+}
+
+/// What work of the host accesses.
+struct Reach<'a> {
+    machine: &'a Machine,
+    error: &'a dyn Fn(&dyn Display) -> Error,
+}
+
+impl crate::HostAccess for Reach<'_> {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<()> {
+        self.machine.read(addr, out).map_err(|e| (self.error)(&e))
+    }
+
+    fn write(&self, addr: u64, data: &[u8]) -> Result<()> {
+        self.machine.write(addr, data).map_err(|e| (self.error)(&e))
     }
 }
 
@@ -619,6 +637,11 @@ impl Driver for Emu {
             dynamic_lds,
             args: args.to_vec(),
         });
+        Ok(())
+    }
+
+    fn host_work(&self, stream: &Handle, work: Arc<crate::HostWork>) -> Result<()> {
+        stream.get::<EmuStream>().push(Command::Host(work));
         Ok(())
     }
 
