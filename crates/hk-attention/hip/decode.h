@@ -192,7 +192,7 @@ class Decode {
     // Two sets of registers, if there are as many beside the accumulators.
     static constexpr int kSets = hk::kRowsPerLane == 1 && kM == 1 ? 2 : 1;
     // Queries of many rows are in LDS.
-    static constexpr bool kQueriesInLds = kM > 1 && kM *kSteps >= 16;
+    static constexpr bool kQueriesInLds = kOwn > 1 ? kSteps >= 4 : kM > 1 && kM *kSteps >= 16;
 
     struct K {
         Vec<u32, 4> row[kTilesOfStep][kOwn][kKLoads];
@@ -233,7 +233,7 @@ class Decode {
     struct Lds {
         Vec<float, 2> sums[kWaves][kRows];
         union {
-            Vec<u32, 4> q[kQueriesInLds ? kM * kSteps : 1][kQueriesInLds ? hk::kWaveSize : 1];
+            hk::Frag q[kQueriesInLds ? kM * kSteps : 1][kQueriesInLds ? hk::kWaveSize : 1];
             Vec<float, 4> o[kWaves][kDim][kDim];
             Vec<float, 2> parts[kMostParts][kDim];
         };
@@ -252,7 +252,7 @@ class Decode {
     float scale_;  // of products; in units of log2, unless scores are made one by one
     bool one_by_one_;
     // Of the lane's rows. Those of many tiles are computed where they are needed: in edge steps, and scores made one by one.
-    static constexpr bool kKeepsRows = kM == 1;
+    static constexpr bool kKeepsRows = kM == 1 && kOwn == 1;
     struct Factors {
         float row_scale, slope;
     };
