@@ -19,6 +19,7 @@
 #include "problem.h"
 #include "sage.h"
 #include "softmax.h"
+#include "warpgroup_rows.h"
 
 #include <hk/arch.h>
 #include <hk/block.h>
@@ -73,6 +74,14 @@ struct Shape {
     static constexpr bool kPingPong = kPingPong_;
 };
 
+#if defined(HK_WARPGROUPS)
+/// Two warpgroups, 64 rows each.
+template <int kKeys>
+struct WarpgroupShape : Shape<8, kKeys, 2, false> {
+    static constexpr bool kWarpgroups = true;
+};
+#endif
+
 /// Shapes by columns of Q and K, and V. A tile through registers has one stage with ping-pong: a half of the block writes K where
 /// both halves have read it, before they read V, and V before they read K again.
 template <class T, int kDqk, int kDv, bool kSmall>
@@ -102,6 +111,7 @@ enum class Cache { None, Own, Fp8 };
 /// `W` is Work, or has a part of its keys by itself (lean.h).
 template <class T, int kDqk, int kDv, class S, Cache kCache, class W = Work>
 class Dense {
+    static constexpr bool kWarpgroups = requires { S::kWarpgroups; };
     static constexpr bool kPaged = kCache != Cache::None;
     using Key = typename TypesOf<T>::Key;
     using Value = typename TypesOf<T>::Value;
@@ -126,9 +136,19 @@ class Dense {
     static constexpr int kTileDqk = kDqk * kBytes < 128 ? 128 / kBytes : kDqk;
     static constexpr int kTileDv = kSage && kDv < 128 ? 128 : kDv;
     template <u32 kWindow, class From = Stored>
-    using KMover = RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>;
+    using KMover = decltype([] {
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups) return WarpgroupRowMover<kKeys, kTileDqk, S::kThreads, kWindow>(0, 0, 0);
+        else
+#endif
+        return RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>(0, 0, 0);
+    }());
     template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups) return WarpgroupRowMover<kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
+        else
+#endif
         if constexpr (kDirect)
             return RowMover<kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
@@ -324,7 +344,9 @@ class Dense {
     static constexpr int kRun = hk::kHasLdmatrix ? 2 : Places::kWideRun;  // neighbouring columns of a lane
 
     /// Scores to probabilities. Masks only where a row of the wave does not see all keys of the tile.
-    HK_FN Probabilities probabilities() {
+    HK_FN Probabilities probabilities() { return probabilities(o_); }
+    /// `o` is rescaled.
+    HK_FN Probabilities probabilities(auto &o) {
         if constexpr (kSage) scale_scores();
         if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
@@ -339,7 +361,7 @@ class Dense {
                 });
             }
         }
-        softmax_.template update<kBias>(s_, o_, scale_);
+        softmax_.template update<kBias>(s_, o, scale_);
         if constexpr (kFp8)
             return as_fp8();
         else
@@ -597,6 +619,78 @@ class Dense {
         }
     }
 
+#if defined(HK_WARPGROUPS)
+    /// One barrier a tile, two stages. A warpgroup multiplies P of a tile by V while it makes those of the next one.
+    HK_FN void walk_warpgroups(auto &walks) {
+        using namespace hk::detail;
+        using OfKeys = WgmmaFrag<Key, kKeys>;
+        using OfValues = WgmmaFrag<Value, kDv>;
+        float s[kKeys / 2], o[kDv / 2] = {};
+        const auto multiply_keys = [&](const KTile &k) HK_INLINE {
+            begin_wgmma();
+            OfKeys::set(s, q_[0], 0, k.keys(0));
+#pragma unroll
+            for (int step = 1; step < kDqk / 16; ++step) OfKeys::add(s, q_[step / 2], step % 2, k.keys(step));
+            commit_wgmma();
+        };
+        const auto multiply_values = [&](const Probabilities &p, const VTile &v) HK_INLINE {
+            begin_wgmma();
+#pragma unroll
+            for (int step = 0; step < kKeys / 16; ++step)
+                OfValues::add_columns(o, p.frag[step / 2], step % 2, v.values(step));
+            commit_wgmma();
+        };
+        // O is in flight: what it is to be multiplied by.
+        hk::WaveTile<Mma, kDim, kDim> factors;
+        const auto score = [&]() HK_INLINE {
+#pragma unroll
+            for (int i = 0; i < kKeys / 2; ++i) s_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = s[i];
+            factors.acc[0][0] = 1.0f;
+            return probabilities(factors);
+        };
+        const auto landed = []() HK_INLINE {
+            hk::wait_loads<0, 0>();
+            publish_to_wgmma();
+            hk::block_barrier();
+        };
+
+        copy_keys(walks, 0);
+        landed();
+        copy_values(walks, 0, walks.skip);
+        copy_keys(walks, 1);
+        multiply_keys(lds_.k[0]);
+        wait_wgmma<0>(s);
+        Probabilities p = score();
+        const u32 seen = seen_tiles();
+        for (u32 tile = 0; tile < tiles_; ++tile) {
+            landed();
+            copy_values(walks, 1 - tile % 2);
+            copy_keys(walks, tile % 2);
+            at_ += kKeys;
+            if (tile + 1 < seen) {
+                multiply_keys(lds_.k[1 - tile % 2]);
+                multiply_values(p, lds_.v[tile % 2]);
+                wait_wgmma<1>(s);
+                const Probabilities next = score();
+                wait_wgmma<0>(o);
+                keep_until_here(p.frag);
+                p = next;
+                const float factor[] = {factors.acc[0][0][0], factors.acc[0][0][4]};
+                if (hk::ballot(factor[0] != 1.0f || factor[1] != 1.0f) != 0) {
+#pragma unroll
+                    for (int i = 0; i < kDv / 2; ++i) o[i] *= factor[i % 4 / 2];
+                }
+            } else if (tile + 1 == seen) {
+                multiply_values(p, lds_.v[tile % 2]);
+                wait_wgmma<0>(o);
+            }
+        }
+        hk::wait_loads<0, 0>();
+#pragma unroll
+        for (int i = 0; i < kDv / 2; ++i) o_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = o[i];
+    }
+#endif
+
     HK_FN void store_outputs() const {
         const Params &p = hk::reload_params(p_);
         const float out_factor = kFp8 && !kSage && p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
@@ -703,14 +797,16 @@ class Dense {
         const auto uniform = [](i32 v) { return i32(hk::uniform(u32(v))); };
         const u32 last_row = work.q_len * p.group - 1;
         const auto seen_by_row = [&](u32 row) { return seen(query_of(row < last_row ? row : last_row)); };
-        const u32 wave_row = work.first + hk::wave_id() * kDim;
+        // The rows that are multiplied together: of a wave, or of a warpgroup.
+        constexpr u32 kTogether = kWarpgroups ? 64 : kDim;
+        const u32 wave_row = work.first + hk::wave_id() * kDim / kTogether * kTogether;
         const i32 first = seen_by_row(work.first).first, last = seen_by_row(work.first + kRows - 1).last;
         if (last < first) return;
         // Tiles are within windows into pages, and within blocks of keys that have a factor.
         constexpr i32 kAligned = kPages ? i32(kPageRows) : kSage ? kKeys : 1;
         const i32 from = first / kAligned * kAligned;
         tiles_ = hk::uniform(u32(last - from) / kKeys + 1);
-        const KeyRange top = seen_by_row(wave_row), bottom = seen_by_row(wave_row + kDim - 1);
+        const KeyRange top = seen_by_row(wave_row), bottom = seen_by_row(wave_row + kTogether - 1);
         inner_first_ = uniform(bottom.first - from), inner_last_ = uniform(top.last - from);
         outer_first_ = uniform(top.first - from);
         outer_last_ = uniform(wave_row > last_row ? -1 : bottom.last - from);
@@ -756,6 +852,11 @@ class Dense {
                     walk.template operator()<typename Of::V>(v, v_stride, p.dv * kStoredValue),
                     typename Of::K(k_stride, p.dqk * kBytes / 2, thread), typename Of::V(v_stride, p.dv, thread),
                     u32(first - from)};
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups)
+            walk_warpgroups(walks);
+        else
+#endif
         if constexpr (Of::kToLds && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
@@ -851,7 +952,14 @@ class Dense {
 /// Entry points have HK_ENTRY's `p`.
 template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 struct Kernel {
-    using S = decltype(shape<T, kDqk, kDv, kSmall>());
+    using S = decltype([] {
+#if defined(HK_WARPGROUPS)
+        if constexpr (kCache == Cache::None && !kSmall && hk::kBitsOf<T> == 16 && kDv <= 128 && kDqk <= 128)
+            return WarpgroupShape<128>{};
+        else
+#endif
+        return shape<T, kDqk, kDv, kSmall>();
+    }());
     static constexpr int kThreads = S::kThreads;
     static constexpr int kWavesPerSimd =
         kDv > 128 && (!kDirect<typename TypesOf<T>::Value> || kCache == Cache::Fp8) ? 1 : 2;
