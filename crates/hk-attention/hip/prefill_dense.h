@@ -77,7 +77,7 @@ struct Shape {
 #if defined(HK_WARPGROUPS)
 /// Two warpgroups, 64 rows each.
 template <int kKeys>
-struct WarpgroupShape : Shape<8, kKeys, 2, false> {
+struct WarpgroupShape : Shape<8, kKeys, 3, false> {
     static constexpr bool kWarpgroups = true;
 };
 #endif
@@ -162,10 +162,18 @@ class Dense {
     static constexpr int kLoads = kKParts + kVParts;
 
   public:
+#if defined(HK_WARPGROUPS)
+    struct Lds {
+        KTile k[kStages];
+        VTile v[kStages];
+        hk::SplitBarrier landed[kStages], left[kStages];
+    };
+#else
     struct Lds {
         KTile k[kStages];
         VTile v[kStages];
     };
+#endif
 
   private:
     struct KFrags {
@@ -620,7 +628,8 @@ class Dense {
     }
 
 #if defined(HK_WARPGROUPS)
-    /// One barrier a tile, two stages. A warpgroup multiplies P of a tile by V while it makes those of the next one.
+    /// Warpgroups in turn, three stages. A warpgroup multiplies P of a tile by V, and the other one does both products, while it makes P of
+    /// the next tile. Stage i has V of tile i and K of tile i + 1.
     HK_FN void walk_warpgroups(auto &walks) {
         using namespace hk::detail;
         using OfKeys = WgmmaFrag<Key, kKeys>;
@@ -641,51 +650,85 @@ class Dense {
             commit_wgmma();
         };
         // O is in flight: what it is to be multiplied by.
-        hk::WaveTile<Mma, kDim, kDim> factors;
+        float factor[kOwn];
         const auto score = [&]() HK_INLINE {
 #pragma unroll
             for (int i = 0; i < kKeys / 2; ++i) s_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = s[i];
+            hk::WaveTile<Mma, kDim, kDim> factors;
             factors.acc[0][0] = 1.0f;
-            return probabilities(factors);
+            const Probabilities p = probabilities(factors);
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) factor[r] = factors.acc[0][0][r * hk::kMmaRows];
+            return p;
         };
-        const auto landed = []() HK_INLINE {
-            hk::wait_loads<0, 0>();
-            publish_to_wgmma();
-            hk::block_barrier();
+        const auto copy_stage = [&](u32 v, u32 skip) HK_INLINE {
+            const u32 k = v + 1 == kStages ? 0 : v + 1;
+            walks.copy_values(lds_.v[v], skip);
+            copy_keys(walks, k);
         };
+        const auto next = [](u32 stage) HK_INLINE { return stage + 1 == kStages ? 0 : stage + 1; };
 
+        if (hk::thread_x() == 0) {
+#pragma unroll
+            for (int i = 0; i < kStages; ++i) lds_.landed[i].init(S::kWaves), lds_.left[i].init(S::kWaves);
+        }
         copy_keys(walks, 0);
-        landed();
-        copy_values(walks, 0, walks.skip);
-        copy_keys(walks, 1);
+        copy_stage(0, walks.skip);
+        copy_stage(1, 0);
+        hk::wait_loads<2, 0>();
+        publish_to_wgmma();
+        hk::block_barrier();
         multiply_keys(lds_.k[0]);
         wait_wgmma<0>(s);
         Probabilities p = score();
+        hk::wait_loads<1, 0>();
+        publish_to_wgmma();
+        lds_.landed[0].arrive();
+        // Of the next tile, half a tile's time before the other warpgroup needs them.
+        const auto landed = [&](u32 stage) HK_INLINE {
+            hk::wait_loads<0, 0>();
+            publish_to_wgmma();
+            lds_.landed[stage].arrive();
+        };
+
+        const hk::Turns<S::kThreads> turns(hk::wave_id() >= S::kWaves / 2);
         const u32 seen = seen_tiles();
+        u32 stage = 0, parity = 0;
         for (u32 tile = 0; tile < tiles_; ++tile) {
-            landed();
-            copy_values(walks, 1 - tile % 2);
-            copy_keys(walks, tile % 2);
+            const u32 after = next(stage);
+            const u32 before = stage == 0 ? kStages - 1 : stage - 1;
             at_ += kKeys;
+            lds_.landed[stage].wait(parity);
+            turns.take();
             if (tile + 1 < seen) {
-                multiply_keys(lds_.k[1 - tile % 2]);
-                multiply_values(p, lds_.v[tile % 2]);
+                multiply_keys(lds_.k[after]);
+                multiply_values(p, lds_.v[stage]);
+                turns.pass();
                 wait_wgmma<1>(s);
+                landed(after);
                 const Probabilities next = score();
+                compute_before_wait(next.frag);
                 wait_wgmma<0>(o);
                 keep_until_here(p.frag);
                 p = next;
-                const float factor[] = {factors.acc[0][0][0], factors.acc[0][0][4]};
-                if (hk::ballot(factor[0] != 1.0f || factor[1] != 1.0f) != 0) {
 #pragma unroll
-                    for (int i = 0; i < kDv / 2; ++i) o[i] *= factor[i % 4 / 2];
+                for (int i = 0; i < kDv / 2; ++i) o[i] *= factor[i % 4 / 2];
+            } else {
+                if (tile + 1 == seen) {
+                    multiply_values(p, lds_.v[stage]);
+                    wait_wgmma<0>(o);
                 }
-            } else if (tile + 1 == seen) {
-                multiply_values(p, lds_.v[tile % 2]);
-                wait_wgmma<0>(o);
+                if (hk::wave_id() < S::kWaves / 2 || tile + 1 < tiles_) turns.pass();
+                landed(after);
             }
+            lds_.left[stage].arrive();
+            if (tile + 2 < tiles_) {
+                if (tile > 0) lds_.left[before].wait(before == kStages - 1 ? parity ^ 1 : parity);
+                copy_stage(before, 0);
+            }
+            stage = after;
+            parity ^= after == 0;
         }
-        hk::wait_loads<0, 0>();
 #pragma unroll
         for (int i = 0; i < kDv / 2; ++i) o_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = o[i];
     }
@@ -954,8 +997,8 @@ template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 struct Kernel {
     using S = decltype([] {
 #if defined(HK_WARPGROUPS)
-        if constexpr (kCache == Cache::None && !kSmall && hk::kBitsOf<T> == 16 && kDv <= 128 && kDqk <= 128)
-            return WarpgroupShape<128>{};
+        if constexpr (kCache == Cache::None && !kSmall && hk::kBitsOf<T> == 16 && kDv <= 128)
+            return WarpgroupShape<(kDqk > 128 ? 64 : 128)>{};
         else
 #endif
         return shape<T, kDqk, kDv, kSmall>();

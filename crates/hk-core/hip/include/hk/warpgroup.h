@@ -52,6 +52,48 @@ struct WarpgroupMover : Mover<WarpgroupRows<kRows>, kThreads, Access::Vectorized
               first, rows, layout, end, [&](u32 r) { return row_of(WarpgroupRows<kRows>::of_mma(r)); }) {}
 };
 
+/// A barrier in LDS at which arriving and waiting are apart (mbarrier). Phases alternate in parity, from 0 on.
+class SplitBarrier {
+    u64 state_;
+
+    HK_FN u32 address() const {
+        return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)&state_));
+    }
+
+  public:
+    /// A phase ends when `waves` have arrived. By one thread; a block barrier follows.
+    HK_FN void init(u32 waves) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(address()), "r"(waves) : "memory");
+    }
+    /// By all lanes of a wave.
+    HK_FN void arrive() {
+        asm volatile("bar.warp.sync 0xffffffff;" : : : "memory");
+        if (lane_id() == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(address()) : "memory");
+    }
+    /// Waits for the end of the phase.
+    HK_FN void wait(u32 parity) const {
+        asm volatile(
+            "{\n\t.reg .pred done;\nagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+            "@!done bra again;\n\t}"
+            :
+            : "r"(address()), "r"(parity)
+            : "memory");
+    }
+};
+
+/// Two halves of a block of `kThreads` in turn, the first one first.
+template <int kThreads>
+class Turns {
+    u32 own_, other_;
+
+  public:
+    HK_FN explicit Turns(bool second) : own_(second ? 2 : 1), other_(second ? 1 : 2) {
+        if (second) pass();
+    }
+    HK_FN void take() const { asm volatile("bar.sync %0, %1;" : : "r"(own_), "n"(kThreads) : "memory"); }
+    HK_FN void pass() const { asm volatile("bar.arrive %0, %1;" : : "r"(other_), "n"(kThreads) : "memory"); }
+};
+
 namespace detail {
 
 /// Copies that this thread has waited for may be read by wgmma of any wave, after a barrier.
@@ -70,6 +112,18 @@ HK_FN void wait_wgmma(float (&d)[kCount]) {
     wait_wgmma<kGroups>();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
+}
+/// ptxas moves a wait for MMAs in front of arithmetic that does not depend on them. It does not move it over a branch, which depends on
+/// `words`, of 16-bit floats above zero; it is not taken but for NaNs, and does nothing.
+template <int kCount>
+HK_FN void compute_before_wait(const Frag (&words)[kCount]) {
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+        for (int j = 0; j < FragMma<bf16>::kWordsPerFrag; ++j) any |= words[i][j];
+    }
+    if (ballot((any & 0x80008000u) != 0) != 0) asm volatile("nanosleep.u32 0;" : : : "memory");
 }
 /// Until here MMAs read the registers.
 template <int kCount>
