@@ -8,6 +8,7 @@
 // Two waves per SIMD: one half of the block (PingPong), or another block, multiplies while the other is in LDS and softmax.
 //   gfx942         tiles go through registers, V is transposed on the way to LDS
 //   gfx950, sm_90  loads go straight to LDS, V is transposed as it is read
+//   sm_90a         16-bit elements: the same by warpgroup instructions, two warpgroups in turn
 // Keys are at least a row and at most 2^23 bytes apart, pages are multiples of kPageRows; all other strides are free. Columns past dqk and dv, and
 // keys that no row of the block sees, are not read.
 // Floor: 2 (dqk + dv) flop for each visible pair of a query and a key.
@@ -138,18 +139,20 @@ class Dense {
     template <u32 kWindow, class From = Stored>
     using KMover = decltype([] {
 #if defined(HK_WARPGROUPS)
-        if constexpr (kWarpgroups) return WarpgroupRowMover<kKeys, kTileDqk, S::kThreads, kWindow>(0, 0, 0);
+        if constexpr (kWarpgroups)
+            return WarpgroupRowMover<kKeys, kTileDqk, S::kThreads, kWindow>(0, 0, 0);
         else
 #endif
-        return RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>(0, 0, 0);
+            return RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>(0, 0, 0);
     }());
     template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
 #if defined(HK_WARPGROUPS)
-        if constexpr (kWarpgroups) return WarpgroupRowMover<kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
+        if constexpr (kWarpgroups)
+            return WarpgroupRowMover<kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
         else
 #endif
-        if constexpr (kDirect)
+            if constexpr (kDirect)
             return RowMover<kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
             return TransposingBytes<kDim, kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
@@ -162,18 +165,10 @@ class Dense {
     static constexpr int kLoads = kKParts + kVParts;
 
   public:
-#if defined(HK_WARPGROUPS)
-    struct Lds {
-        KTile k[kStages];
-        VTile v[kStages];
-        hk::SplitBarrier landed[kStages], left[kStages];
-    };
-#else
-    struct Lds {
+    struct Lds : StageBarriers<kStages, kWarpgroups> {
         KTile k[kStages];
         VTile v[kStages];
     };
-#endif
 
   private:
     struct KFrags {
@@ -628,8 +623,8 @@ class Dense {
     }
 
 #if defined(HK_WARPGROUPS)
-    /// Warpgroups in turn, three stages. A warpgroup multiplies P of a tile by V, and the other one does both products, while it makes P of
-    /// the next tile. Stage i has V of tile i and K of tile i + 1.
+    /// Two warpgroups in turn, three stages. While a warpgroup makes P of the next tile, its product of P and V and both products of the other
+    /// warpgroup are in flight. `landed[i]`: V of a tile in stage i, and K of the next tile in the stage after it.
     HK_FN void walk_warpgroups(auto &walks) {
         using namespace hk::detail;
         using OfKeys = WgmmaFrag<Key, kKeys>;
@@ -649,7 +644,7 @@ class Dense {
                 OfValues::add_columns(o, p.frag[step / 2], step % 2, v.values(step));
             commit_wgmma();
         };
-        // O is in flight: what it is to be multiplied by.
+        // What O, which is in flight, is to be multiplied by.
         float factor[kOwn];
         const auto score = [&]() HK_INLINE {
 #pragma unroll
@@ -661,20 +656,12 @@ class Dense {
             for (int r = 0; r < kOwn; ++r) factor[r] = factors.acc[0][0][r * hk::kMmaRows];
             return p;
         };
-        const auto copy_stage = [&](u32 v, u32 skip) HK_INLINE {
-            const u32 k = v + 1 == kStages ? 0 : v + 1;
-            walks.copy_values(lds_.v[v], skip);
-            copy_keys(walks, k);
-        };
-        const auto next = [](u32 stage) HK_INLINE { return stage + 1 == kStages ? 0 : stage + 1; };
-
-        if (hk::thread_x() == 0) {
-#pragma unroll
-            for (int i = 0; i < kStages; ++i) lds_.landed[i].init(S::kWaves), lds_.left[i].init(S::kWaves);
-        }
+        if (hk::thread_x() == 0) lds_.init(S::kWaves);
         copy_keys(walks, 0);
-        copy_stage(0, walks.skip);
-        copy_stage(1, 0);
+        walks.copy_values(lds_.v[0], walks.skip);
+        copy_keys(walks, 1);
+        walks.copy_values(lds_.v[1]);
+        copy_keys(walks, 2);
         hk::wait_loads<2, 0>();
         publish_to_wgmma();
         hk::block_barrier();
@@ -684,26 +671,36 @@ class Dense {
         hk::wait_loads<1, 0>();
         publish_to_wgmma();
         lds_.landed[0].arrive();
-        // Of the next tile, half a tile's time before the other warpgroup needs them.
+        lds_.k_left[0].arrive();
+        // Of the next tile, half a tile's time before the other warpgroup needs them. Its K have been multiplied.
         const auto landed = [&](u32 stage) HK_INLINE {
-            hk::wait_loads<0, 0>();
+            hk::wait_loads<1, 0>();
             publish_to_wgmma();
             lds_.landed[stage].arrive();
+            lds_.k_left[stage].arrive();
         };
 
         const hk::Turns<S::kThreads> turns(hk::wave_id() >= S::kWaves / 2);
         const u32 seen = seen_tiles();
         u32 stage = 0, parity = 0;
         for (u32 tile = 0; tile < tiles_; ++tile) {
-            const u32 after = next(stage);
-            const u32 before = stage == 0 ? kStages - 1 : stage - 1;
+            const u32 after = stage == kStages - 1 ? 0 : stage + 1, before = stage == 0 ? kStages - 1 : stage - 1;
             at_ += kKeys;
+            // While the tile's products are in flight.
+            const auto load_keys = [&]() HK_INLINE {
+                if (tile + 3 < tiles_) {
+                    lds_.k_left[stage].wait(parity);
+                    walks.copy_keys(lds_.k[stage]);
+                }
+                hk::commit_loads();
+            };
             lds_.landed[stage].wait(parity);
             turns.take();
             if (tile + 1 < seen) {
                 multiply_keys(lds_.k[after]);
                 multiply_values(p, lds_.v[stage]);
                 turns.pass();
+                load_keys();
                 wait_wgmma<1>(s);
                 landed(after);
                 const Probabilities next = score();
@@ -719,13 +716,15 @@ class Dense {
                     wait_wgmma<0>(o);
                 }
                 if (hk::wave_id() < S::kWaves / 2 || tile + 1 < tiles_) turns.pass();
+                load_keys();
                 landed(after);
             }
-            lds_.left[stage].arrive();
+            lds_.v_left[stage].arrive();
             if (tile + 2 < tiles_) {
-                if (tile > 0) lds_.left[before].wait(before == kStages - 1 ? parity ^ 1 : parity);
-                copy_stage(before, 0);
+                if (tile > 0) lds_.v_left[before].wait(before == kStages - 1 ? parity ^ 1 : parity);
+                walks.copy_values(lds_.v[before]);
             }
+            hk::commit_loads();
             stage = after;
             parity ^= after == 0;
         }
@@ -900,7 +899,7 @@ class Dense {
             walk_warpgroups(walks);
         else
 #endif
-        if constexpr (Of::kToLds && kDv > 128)
+            if constexpr (Of::kToLds && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
             walk_plain(walks);
@@ -1001,7 +1000,7 @@ struct Kernel {
             return WarpgroupShape<(kDqk > 128 ? 64 : 128)>{};
         else
 #endif
-        return shape<T, kDqk, kDv, kSmall>();
+            return shape<T, kDqk, kDv, kSmall>();
     }());
     static constexpr int kThreads = S::kThreads;
     static constexpr int kWavesPerSimd =

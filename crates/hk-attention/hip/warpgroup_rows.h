@@ -5,8 +5,26 @@
 
 #include <hk/warpgroup.h>
 
-#if defined(HK_WARPGROUPS)
 namespace attention {
+
+/// Barriers of stages in LDS, if warpgroups multiply them: what is in a stage has landed; its K, its V have been multiplied.
+template <int kStages, bool kWarpgroups>
+struct StageBarriers {};
+
+#if defined(HK_WARPGROUPS)
+template <int kStages>
+struct StageBarriers<kStages, true> {
+    hk::SplitBarrier landed[kStages], k_left[kStages], v_left[kStages];
+
+    HK_FN void init(u32 waves) {
+#pragma unroll
+        for (int i = 0; i < kStages; ++i) {
+            landed[i].init(waves);
+            k_left[i].init(waves);
+            v_left[i].init(waves);
+        }
+    }
+};
 
 /// A tile of kRows keys, in the order of MMAs: as rows of S^T, and as columns k of the product with V.
 template <int kRows, int kCols>
@@ -17,7 +35,9 @@ struct WarpgroupTile {
     /// The descriptor of all rows as the operand K, of columns from 16 `step` on.
     HK_FN u64 keys(int step) const { return part[step / 4].descriptor(0, step % 4 * 32); }
     /// That of 16 rows from 16 `step` on as the operand V^T.
-    HK_FN u64 values(int step) const { return part[0].template descriptor<kCols == 64 ? 16 : int(sizeof(Part))>(step * 16, 0); }
+    HK_FN u64 values(int step) const {
+        return part[0].template descriptor<kCols == 64 ? 16 : int(sizeof(Part))>(step * 16, 0);
+    }
 };
 
 /// As RowMover, straight to LDS.
@@ -57,13 +77,13 @@ class WarpgroupRowMover {
 #pragma unroll
         for (u32 i = 0; i < kParts; ++i) {
             const u32 part = i * kThreads / kOfPart, at = i * kThreads % kOfPart, step = at / kThreads;
-            const u32 offset =
-                row_ + step * kStep < skip ? hk::Window::kOutOfBounds : offset_[part] + step * step_;
+            const u32 offset = row_ + step * kStep < skip ? hk::Window::kOutOfBounds : offset_[part] + step * step_;
             rows.of_part(i).load_to_lds(&tile.part[part].chunk[at + hk::wave_id() * hk::kWaveSize], offset, 0);
         }
     }
     HK_FN static constexpr bool full() { return true; }
 };
 
-}  // namespace attention
 #endif
+
+}  // namespace attention

@@ -36,10 +36,12 @@ struct alignas(1024) WarpgroupRows {
     /// on; of the rows that are multiplied.
     template <int kNext = 16>
     HK_FN u64 descriptor(u32 row, u32 byte) const {
-        const auto *at = reinterpret_cast<const u8 *>(chunk + row * kChunks) + byte;
-        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
-        constexpr u64 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
-        return u64(address / 16) | u64(kNext / 16) << 16 | kEightRows << 32 | kSwizzle128 << 62;
+        const u32 first =
+            u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)chunk));
+        constexpr u32 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
+        // The words apart: descriptors of a tile differ in a 32-bit constant.
+        const u32 low = first / 16 + (row * kBytes + byte + (kNext << 16)) / 16;
+        return u64(kEightRows | kSwizzle128 << 30) << 32 | low;
     }
 };
 
@@ -144,9 +146,9 @@ struct Wgmma;
 template <class T, int kN>
 struct WgmmaFrag;
 
-#define HK_REGISTERS_8(constraint, i)                                                                   \
-    constraint(d[i]), constraint(d[i + 1]), constraint(d[i + 2]), constraint(d[i + 3]), \
-        constraint(d[i + 4]), constraint(d[i + 5]), constraint(d[i + 6]), constraint(d[i + 7])
+#define HK_REGISTERS_8(constraint, i)                                                                         \
+    constraint(d[i]), constraint(d[i + 1]), constraint(d[i + 2]), constraint(d[i + 3]), constraint(d[i + 4]), \
+        constraint(d[i + 5]), constraint(d[i + 6]), constraint(d[i + 7])
 #define HK_REGISTERS_32(c, i) \
     HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8), HK_REGISTERS_8(c, i + 16), HK_REGISTERS_8(c, i + 24)
 #define HK_REGISTERS_64(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_32(c, i + 32)
@@ -183,28 +185,26 @@ struct WgmmaFrag;
     HK_WGMMA(T, 64, 32, cols, types, Number, constraint, "32", "33", flags)  \
     HK_WGMMA(T, 128, 64, cols, types, Number, constraint, "64", "65", flags) \
     HK_WGMMA(T, 256, 128, cols, types, Number, constraint, "128", "129", flags)
-#define HK_WGMMA_FRAG(T, n, registers, types, x0, x1, x2, x3, w)                                                 \
-    template <>                                                                                                  \
-    struct WgmmaFrag<T, n> {                                                                                     \
-        HK_FN static void set(float (&d)[registers], const Frag &x, int half, u64 of_w) {                        \
-            HK_WGMMA_OF_FRAG("=f", n, registers, types, x0, x1, x2, x3, w, ", 0, 1, 1, 0;")                      \
-        }                                                                                                        \
-        HK_FN static void add(float (&d)[registers], const Frag &x, int half, u64 of_w) {                        \
-            HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 0;")                      \
-        }                                                                                                        \
-        HK_FN static void add_columns(float (&d)[registers], const Frag &x, int half, u64 of_w) {                \
-            HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 1;")                      \
-        }                                                                                                        \
+#define HK_WGMMA_FRAG(T, n, registers, types, x0, x1, x2, x3, w)                                       \
+    template <>                                                                                        \
+    struct WgmmaFrag<T, n> {                                                                           \
+        HK_FN static void set(float (&d)[registers], const Frag &x, int half, u64 of_w){               \
+            HK_WGMMA_OF_FRAG("=f", n, registers, types, x0, x1, x2, x3, w, ", 0, 1, 1, 0;")} HK_FN     \
+            static void add(float (&d)[registers], const Frag &x, int half, u64 of_w){                 \
+                HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 0;")} HK_FN \
+            static void add_columns(float (&d)[registers], const Frag &x, int half, u64 of_w) {        \
+            HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 1;")            \
+        }                                                                                              \
     };
-#define HK_WGMMA_OF_FRAG(constraint, n, registers, types, x0, x1, x2, x3, w, flags)                              \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers                   \
-                 "}, {%" x0 ", %" x1 ", %" x2 ", %" x3 "}, %" w flags                                            \
-                 : HK_REGISTERS_##registers(constraint, 0)                                                       \
-                 : "r"(u32(x[2 * half])), "r"(u32(x[2 * half + 4])), "r"(u32(x[2 * half + 1])),                  \
-                   "r"(u32(x[2 * half + 5])), "l"(of_w)                                                          \
+#define HK_WGMMA_OF_FRAG(constraint, n, registers, types, x0, x1, x2, x3, w, flags)             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers  \
+                 "}, {%" x0 ", %" x1 ", %" x2 ", %" x3 "}, %" w flags                           \
+                 : HK_REGISTERS_##registers(constraint, 0)                                      \
+                 : "r"(u32(x[2 * half])), "r"(u32(x[2 * half + 4])), "r"(u32(x[2 * half + 1])), \
+                   "r"(u32(x[2 * half + 5])), "l"(of_w)                                         \
                  : "memory");
-#define HK_WGMMA_FRAGS(T, types)                                      \
-    HK_WGMMA_FRAG(T, 64, 32, types, "32", "33", "34", "35", "36")     \
+#define HK_WGMMA_FRAGS(T, types)                                  \
+    HK_WGMMA_FRAG(T, 64, 32, types, "32", "33", "34", "35", "36") \
     HK_WGMMA_FRAG(T, 128, 64, types, "64", "65", "66", "67", "68")
 HK_WGMMA_FRAGS(bf16, "f32.bf16.bf16")
 HK_WGMMA_FRAGS(f16, "f32.f16.f16")
