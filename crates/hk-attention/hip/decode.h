@@ -192,7 +192,7 @@ class Decode {
     // Two sets of registers, if there are as many beside the accumulators.
     static constexpr int kSets = hk::kRowsPerLane == 1 && kM == 1 ? 2 : 1;
     // Queries of many rows are in LDS.
-    static constexpr bool kQueriesInLds = kM > 1 && kM *kSteps >= 16;
+    static constexpr bool kQueriesInLds = kOwn > 1 ? kSteps >= 4 : kM > 1 && kM *kSteps >= 16;
 
     struct K {
         Vec<u32, 4> row[kTilesOfStep][kOwn][kKLoads];
@@ -233,7 +233,7 @@ class Decode {
     struct Lds {
         Vec<float, 2> sums[kWaves][kRows];
         union {
-            Vec<u32, 4> q[kQueriesInLds ? kM * kSteps : 1][kQueriesInLds ? hk::kWaveSize : 1];
+            hk::Frag q[kQueriesInLds ? kM * kSteps : 1][kQueriesInLds ? hk::kWaveSize : 1];
             Vec<float, 4> o[kWaves][kDim][kDim];
             Vec<float, 2> parts[kMostParts][kDim];
         };
@@ -252,7 +252,7 @@ class Decode {
     float scale_;  // of products; in units of log2, unless scores are made one by one
     bool one_by_one_;
     // Of the lane's rows. Those of many tiles are computed where they are needed: in edge steps, and scores made one by one.
-    static constexpr bool kKeepsRows = kM == 1;
+    static constexpr bool kKeepsRows = kM == 1 && kOwn == 1;
     struct Factors {
         float row_scale, slope;
     };
@@ -442,6 +442,14 @@ class Decode {
     }
 
     HK_FN static Vec<u32, 4> piece_at(u64 at) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(at); }
+    /// Past L1 where it has what registers do not hold.
+    template <class E>
+    HK_FN static E load_once(const hk::Window &window, u32 offset) {
+        if constexpr (kOwn > 1 && sizeof(E) == 16)
+            return window.load_streaming(offset);
+        else
+            return window.template load<E>(offset);
+    }
     HK_FN K load_keys(const Windows &windows) const {
         K k;
         if constexpr (kPieces) {
@@ -462,7 +470,7 @@ class Decode {
                 for (int r = 0; r < kOwn; ++r) {
 #pragma unroll
                     for (int i = 0; i < kKLoads; ++i)
-                        k.row[t][r][i] = windows.k[t].template load<Vec<u32, 4>>(k_offset_[r][i]);
+                        k.row[t][r][i] = load_once<Vec<u32, 4>>(windows.k[t], k_offset_[r][i]);
                 }
             }
             return k;
@@ -492,7 +500,7 @@ class Decode {
                         for (int part = 0; part < kVParts; ++part) {
                             const u32 offset = first + i < skip ? hk::Window::kOutOfBounds : v_offset_[r][part];
                             v.key[t][r][i][part] =
-                                windows.v[t].template load<Vec<u32, kVAccess / 4>>(offset + i * v_stride_);
+                                load_once<Vec<u32, kVAccess / 4>>(windows.v[t], offset + i * v_stride_);
                         }
                     }
                 }

@@ -8,6 +8,7 @@
 // Two waves per SIMD: one half of the block (PingPong), or another block, multiplies while the other is in LDS and softmax.
 //   gfx942         tiles go through registers, V is transposed on the way to LDS
 //   gfx950, sm_90  loads go straight to LDS, V is transposed as it is read
+//   sm_90a         16-bit elements: the same by warpgroup instructions, two warpgroups in turn
 // Keys are at least a row and at most 2^23 bytes apart, pages are multiples of kPageRows; all other strides are free. Columns past dqk and dv, and
 // keys that no row of the block sees, are not read.
 // Floor: 2 (dqk + dv) flop for each visible pair of a query and a key.
@@ -19,6 +20,7 @@
 #include "problem.h"
 #include "sage.h"
 #include "softmax.h"
+#include "warpgroup_rows.h"
 
 #include <hk/arch.h>
 #include <hk/block.h>
@@ -73,6 +75,14 @@ struct Shape {
     static constexpr bool kPingPong = kPingPong_;
 };
 
+#if defined(HK_WARPGROUPS)
+/// Two warpgroups, 64 rows each.
+template <int kKeys>
+struct WarpgroupShape : Shape<8, kKeys, 3, false> {
+    static constexpr bool kWarpgroups = true;
+};
+#endif
+
 /// Shapes by columns of Q and K, and V. A tile through registers has one stage with ping-pong: a half of the block writes K where
 /// both halves have read it, before they read V, and V before they read K again.
 template <class T, int kDqk, int kDv, bool kSmall>
@@ -102,6 +112,7 @@ enum class Cache { None, Own, Fp8 };
 /// `W` is Work, or has a part of its keys by itself (lean.h).
 template <class T, int kDqk, int kDv, class S, Cache kCache, class W = Work>
 class Dense {
+    static constexpr bool kWarpgroups = requires { S::kWarpgroups; };
     static constexpr bool kPaged = kCache != Cache::None;
     using Key = typename TypesOf<T>::Key;
     using Value = typename TypesOf<T>::Value;
@@ -126,10 +137,22 @@ class Dense {
     static constexpr int kTileDqk = kDqk * kBytes < 128 ? 128 / kBytes : kDqk;
     static constexpr int kTileDv = kSage && kDv < 128 ? 128 : kDv;
     template <u32 kWindow, class From = Stored>
-    using KMover = RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>;
+    using KMover = decltype([] {
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups)
+            return WarpgroupRowMover<kKeys, kTileDqk, S::kThreads, kWindow>(0, 0, 0);
+        else
+#endif
+            return RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>(0, 0, 0);
+    }());
     template <u32 kWindow, class From = Stored>
     using VMover = decltype([] {
-        if constexpr (kDirect)
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups)
+            return WarpgroupRowMover<kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
+        else
+#endif
+            if constexpr (kDirect)
             return RowMover<kKeys, kTileDv, S::kThreads, kWindow, From>(0, 0, 0);
         else if constexpr (kFp8)
             return TransposingBytes<kDim, kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
@@ -142,7 +165,7 @@ class Dense {
     static constexpr int kLoads = kKParts + kVParts;
 
   public:
-    struct Lds {
+    struct Lds : StageBarriers<kStages, kWarpgroups> {
         KTile k[kStages];
         VTile v[kStages];
     };
@@ -324,7 +347,9 @@ class Dense {
     static constexpr int kRun = hk::kHasLdmatrix ? 2 : Places::kWideRun;  // neighbouring columns of a lane
 
     /// Scores to probabilities. Masks only where a row of the wave does not see all keys of the tile.
-    HK_FN Probabilities probabilities() {
+    HK_FN Probabilities probabilities() { return probabilities(o_); }
+    /// `o` is rescaled.
+    HK_FN Probabilities probabilities(auto &o) {
         if constexpr (kSage) scale_scores();
         if (at_ < inner_first_ || at_ + kKeys - 1 > inner_last_) {
 #pragma unroll
@@ -339,7 +364,7 @@ class Dense {
                 });
             }
         }
-        softmax_.template update<kBias>(s_, o_, scale_);
+        softmax_.template update<kBias>(s_, o, scale_);
         if constexpr (kFp8)
             return as_fp8();
         else
@@ -597,6 +622,117 @@ class Dense {
         }
     }
 
+#if defined(HK_WARPGROUPS)
+    /// Two warpgroups in turn, three stages. While a warpgroup makes P of the next tile, its product of P and V and both products of the other
+    /// warpgroup are in flight. `landed[i]`: V of a tile in stage i, and K of the next tile in the stage after it.
+    HK_FN void walk_warpgroups(auto &walks) {
+        using namespace hk::detail;
+        using OfKeys = WgmmaFrag<Key, kKeys>;
+        using OfValues = WgmmaFrag<Value, kDv>;
+        float s[kKeys / 2], o[kDv / 2] = {};
+        const auto multiply_keys = [&](const KTile &k) HK_INLINE {
+            begin_wgmma();
+            OfKeys::set(s, q_[0], 0, k.keys(0));
+#pragma unroll
+            for (int step = 1; step < kDqk / 16; ++step) OfKeys::add(s, q_[step / 2], step % 2, k.keys(step));
+            commit_wgmma();
+        };
+        const auto multiply_values = [&](const Probabilities &p, const VTile &v) HK_INLINE {
+            begin_wgmma();
+#pragma unroll
+            for (int step = 0; step < kKeys / 16; ++step)
+                OfValues::add_columns(o, p.frag[step / 2], step % 2, v.values(step));
+            commit_wgmma();
+        };
+        // What O, which is in flight, is to be multiplied by.
+        float factor[kOwn];
+        const auto score = [&]() HK_INLINE {
+#pragma unroll
+            for (int i = 0; i < kKeys / 2; ++i) s_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = s[i];
+            hk::WaveTile<Mma, kDim, kDim> factors;
+            factors.acc[0][0] = 1.0f;
+            const Probabilities p = probabilities(factors);
+#pragma unroll
+            for (int r = 0; r < kOwn; ++r) factor[r] = factors.acc[0][0][r * hk::kMmaRows];
+            return p;
+        };
+        if (hk::thread_x() == 0) lds_.init(S::kWaves);
+        copy_keys(walks, 0);
+        walks.copy_values(lds_.v[0], walks.skip);
+        copy_keys(walks, 1);
+        walks.copy_values(lds_.v[1]);
+        copy_keys(walks, 2);
+        hk::wait_loads<2, 0>();
+        publish_to_wgmma();
+        hk::block_barrier();
+        multiply_keys(lds_.k[0]);
+        wait_wgmma<0>(s);
+        Probabilities p = score();
+        hk::wait_loads<1, 0>();
+        publish_to_wgmma();
+        lds_.landed[0].arrive();
+        lds_.k_left[0].arrive();
+        // Of the next tile, half a tile's time before the other warpgroup needs them. Its K have been multiplied.
+        const auto landed = [&](u32 stage) HK_INLINE {
+            hk::wait_loads<1, 0>();
+            publish_to_wgmma();
+            lds_.landed[stage].arrive();
+            lds_.k_left[stage].arrive();
+        };
+
+        const hk::Turns<S::kThreads> turns(hk::wave_id() >= S::kWaves / 2);
+        const u32 seen = seen_tiles();
+        u32 stage = 0, parity = 0;
+        for (u32 tile = 0; tile < tiles_; ++tile) {
+            const u32 after = stage == kStages - 1 ? 0 : stage + 1, before = stage == 0 ? kStages - 1 : stage - 1;
+            at_ += kKeys;
+            // While the tile's products are in flight.
+            const auto load_keys = [&]() HK_INLINE {
+                if (tile + 3 < tiles_) {
+                    lds_.k_left[stage].wait(parity);
+                    walks.copy_keys(lds_.k[stage]);
+                }
+                hk::commit_loads();
+            };
+            lds_.landed[stage].wait(parity);
+            turns.take();
+            if (tile + 1 < seen) {
+                multiply_keys(lds_.k[after]);
+                multiply_values(p, lds_.v[stage]);
+                turns.pass();
+                load_keys();
+                wait_wgmma<1>(s);
+                landed(after);
+                const Probabilities next = score();
+                compute_before_wait(next.frag);
+                wait_wgmma<0>(o);
+                keep_until_here(p.frag);
+                p = next;
+#pragma unroll
+                for (int i = 0; i < kDv / 2; ++i) o[i] *= factor[i % 4 / 2];
+            } else {
+                if (tile + 1 == seen) {
+                    multiply_values(p, lds_.v[stage]);
+                    wait_wgmma<0>(o);
+                }
+                if (hk::wave_id() < S::kWaves / 2 || tile + 1 < tiles_) turns.pass();
+                load_keys();
+                landed(after);
+            }
+            lds_.v_left[stage].arrive();
+            if (tile + 2 < tiles_) {
+                if (tile > 0) lds_.v_left[before].wait(before == kStages - 1 ? parity ^ 1 : parity);
+                walks.copy_values(lds_.v[before]);
+            }
+            hk::commit_loads();
+            stage = after;
+            parity ^= after == 0;
+        }
+#pragma unroll
+        for (int i = 0; i < kDv / 2; ++i) o_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = o[i];
+    }
+#endif
+
     HK_FN void store_outputs() const {
         const Params &p = hk::reload_params(p_);
         const float out_factor = kFp8 && !kSage && p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
@@ -703,14 +839,16 @@ class Dense {
         const auto uniform = [](i32 v) { return i32(hk::uniform(u32(v))); };
         const u32 last_row = work.q_len * p.group - 1;
         const auto seen_by_row = [&](u32 row) { return seen(query_of(row < last_row ? row : last_row)); };
-        const u32 wave_row = work.first + hk::wave_id() * kDim;
+        // The rows that are multiplied together: of a wave, or of a warpgroup.
+        constexpr u32 kTogether = kWarpgroups ? 64 : kDim;
+        const u32 wave_row = work.first + hk::wave_id() * kDim / kTogether * kTogether;
         const i32 first = seen_by_row(work.first).first, last = seen_by_row(work.first + kRows - 1).last;
         if (last < first) return;
         // Tiles are within windows into pages, and within blocks of keys that have a factor.
         constexpr i32 kAligned = kPages ? i32(kPageRows) : kSage ? kKeys : 1;
         const i32 from = first / kAligned * kAligned;
         tiles_ = hk::uniform(u32(last - from) / kKeys + 1);
-        const KeyRange top = seen_by_row(wave_row), bottom = seen_by_row(wave_row + kDim - 1);
+        const KeyRange top = seen_by_row(wave_row), bottom = seen_by_row(wave_row + kTogether - 1);
         inner_first_ = uniform(bottom.first - from), inner_last_ = uniform(top.last - from);
         outer_first_ = uniform(top.first - from);
         outer_last_ = uniform(wave_row > last_row ? -1 : bottom.last - from);
@@ -756,7 +894,12 @@ class Dense {
                     walk.template operator()<typename Of::V>(v, v_stride, p.dv * kStoredValue),
                     typename Of::K(k_stride, p.dqk * kBytes / 2, thread), typename Of::V(v_stride, p.dv, thread),
                     u32(first - from)};
-        if constexpr (Of::kToLds && kDv > 128)
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups)
+            walk_warpgroups(walks);
+        else
+#endif
+            if constexpr (Of::kToLds && kDv > 128)
             walk_by_parts(walks);
         else if constexpr (!S::kPingPong)
             walk_plain(walks);
@@ -851,7 +994,14 @@ class Dense {
 /// Entry points have HK_ENTRY's `p`.
 template <class T, int kDqk, int kDv, Cache kCache, bool kSmall>
 struct Kernel {
-    using S = decltype(shape<T, kDqk, kDv, kSmall>());
+    using S = decltype([] {
+#if defined(HK_WARPGROUPS)
+        if constexpr (kCache == Cache::None && !kSmall && hk::kBitsOf<T> == 16 && kDv <= 128)
+            return WarpgroupShape<(kDqk > 128 ? 64 : 128)>{};
+        else
+#endif
+            return shape<T, kDqk, kDv, kSmall>();
+    }());
     static constexpr int kThreads = S::kThreads;
     static constexpr int kWavesPerSimd =
         kDv > 128 && (!kDirect<typename TypesOf<T>::Value> || kCache == Cache::Fp8) ? 1 : 2;

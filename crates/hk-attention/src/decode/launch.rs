@@ -1,6 +1,8 @@
 //! The launch of `hip/decode.h`.
 
-use super::splits::{DECODE, DecodeWorkspace, Division, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits, rows_of_tall};
+use super::splits::{
+    DecodeWorkspace, Division, KEYS_OF_BLOCK, ROWS_OF_BLOCK, Splits, decode_sizes, rows_of_tall,
+};
 use crate::kernels::attention::{DecodeParams, KeyRows, KeysValues, Pages, Params};
 use crate::prefill::{
     FP8, I8, MOST_STRIDE, Merge, Plan, Problem, QueryTile, Tiling, UNLIMITED, WINDOW_OF_PAGE, floats_per_row,
@@ -381,9 +383,9 @@ impl<'a> Problem<'a> {
         // Partial results of single tokens are by sequence: only the kernel itself merges them.
         let alone = of == Of::Single && tickets.is_none();
         let room = if alone { 1 } else { got / rows.saturating_mul(per_row).max(1) };
-        let mut division = splits.divide(&DECODE, info, all_tiles, seen, room);
+        let mut division = splits.divide(&decode_sizes(info.arch), info, all_tiles, seen, room);
         if of == Of::Single && !division.one_launch {
-            division = Splits::Count(1).divide(&DECODE, info, all_tiles, seen, 1);
+            division = Splits::Count(1).divide(&decode_sizes(info.arch), info, all_tiles, seen, 1);
         }
         if u32::try_from(all_tiles).is_err() {
             return Err(Error::too_large(op, "q", format!("{all_tiles} tiles"), u32::MAX.into()));

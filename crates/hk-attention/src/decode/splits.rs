@@ -31,9 +31,11 @@ pub(crate) struct SplitSizes {
     pub in_one_launch: usize,
 }
 
-/// Of `hip/decode.h`: two blocks of a CU are resident, others follow.
-pub(super) const DECODE: SplitSizes =
-    SplitSizes { blocks_of_cu: 4, fewest: KEYS_OF_BLOCK, multiple: KEYS_OF_BLOCK, in_one_launch: 128 };
+/// Of `hip/decode.h`: two blocks of a CU are resident; on AMD parts others follow.
+pub(super) fn decode_sizes(arch: Arch) -> SplitSizes {
+    let blocks_of_cu = if arch.is_amd() { 4 } else { 2 };
+    SplitSizes { blocks_of_cu, fewest: KEYS_OF_BLOCK, multiple: KEYS_OF_BLOCK, in_one_launch: 128 }
+}
 
 /// Splits begin at multiples of this.
 const KEYS_OF_SPLIT: usize = 64;
@@ -159,7 +161,7 @@ pub fn decode_workspace(info: &DeviceInfo, problem: &AttentionProblem, splits: S
         ROWS_OF_BLOCK
     };
     let tiles = rows.div_ceil(of_block).max(sequences).saturating_mul(kv_heads);
-    let count = splits.count(&DECODE, info, tiles, keys);
+    let count = splits.count(&decode_sizes(info.arch), info, tiles, keys);
     if count <= 1 {
         return 0;
     }
@@ -175,12 +177,13 @@ mod tests {
     #[test]
     fn splits_follow_the_device() {
         let info = Device::open("emu:gfx942").unwrap().info().clone();
-        let count = |sequences: usize, keys| Splits::Auto.count(&DECODE, &info, sequences * 8, keys);
+        let count =
+            |sequences: usize, keys| Splits::Auto.count(&decode_sizes(info.arch), &info, sequences * 8, keys);
         assert_eq!(count(1, 131_072), 128);
         assert_eq!(count(8, 131_072), 4 * info.compute_units as usize / 64);
         assert_eq!(count(256, 1024), 1);
         assert_eq!(count(1, 1024), 8);
-        assert_eq!(Splits::KeysPerSplit(256).count(&DECODE, &info, 1, 1000), 4);
-        assert_eq!(Splits::Count(7).count(&DECODE, &info, 1, 300), 3);
+        assert_eq!(Splits::KeysPerSplit(256).count(&decode_sizes(info.arch), &info, 1, 1000), 4);
+        assert_eq!(Splits::Count(7).count(&decode_sizes(info.arch), &info, 1, 300), 3);
     }
 }

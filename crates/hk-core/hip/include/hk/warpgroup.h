@@ -32,12 +32,16 @@ struct alignas(1024) WarpgroupRows {
     /// Of the 16 rows that an MMA multiplies, the one at place r: a lane's accumulators are of neighbouring rows.
     HK_FN static constexpr u32 of_mma(u32 r) { return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2; }
 
-    /// The matrix descriptor of rows from `row` on, from byte `byte` of each.
+    /// The matrix descriptor of rows from `row` on, from byte `byte` of each. As columns: of 64 columns, and of 64 more `kNext` bytes further
+    /// on; of the rows that are multiplied.
+    template <int kNext = 16>
     HK_FN u64 descriptor(u32 row, u32 byte) const {
-        const auto *at = reinterpret_cast<const u8 *>(chunk + row * kChunks) + byte;
-        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
-        constexpr u64 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
-        return u64(address / 16) | u64(1) << 16 | kEightRows << 32 | kSwizzle128 << 62;
+        const u32 first =
+            u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)chunk));
+        constexpr u32 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
+        // The words apart: descriptors of a tile differ in a 32-bit constant.
+        const u32 low = first / 16 + (row * kBytes + byte + (kNext << 16)) / 16;
+        return u64(kEightRows | kSwizzle128 << 30) << 32 | low;
     }
 };
 
@@ -48,6 +52,48 @@ struct WarpgroupMover : Mover<WarpgroupRows<kRows>, kThreads, Access::Vectorized
     HK_FN WarpgroupMover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
         : Mover<WarpgroupRows<kRows>, kThreads, Access::Vectorized, kElement>(
               first, rows, layout, end, [&](u32 r) { return row_of(WarpgroupRows<kRows>::of_mma(r)); }) {}
+};
+
+/// A barrier in LDS at which arriving and waiting are apart (mbarrier). Phases alternate in parity, from 0 on.
+class SplitBarrier {
+    u64 state_;
+
+    HK_FN u32 address() const {
+        return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)&state_));
+    }
+
+  public:
+    /// A phase ends when `waves` have arrived. By one thread; a block barrier follows.
+    HK_FN void init(u32 waves) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(address()), "r"(waves) : "memory");
+    }
+    /// By all lanes of a wave.
+    HK_FN void arrive() {
+        asm volatile("bar.warp.sync 0xffffffff;" : : : "memory");
+        if (lane_id() == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(address()) : "memory");
+    }
+    /// Waits for the end of the phase.
+    HK_FN void wait(u32 parity) const {
+        asm volatile(
+            "{\n\t.reg .pred done;\nagain:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+            "@!done bra again;\n\t}"
+            :
+            : "r"(address()), "r"(parity)
+            : "memory");
+    }
+};
+
+/// Two halves of a block of `kThreads` in turn, the first one first.
+template <int kThreads>
+class Turns {
+    u32 own_, other_;
+
+  public:
+    HK_FN explicit Turns(bool second) : own_(second ? 2 : 1), other_(second ? 1 : 2) {
+        if (second) pass();
+    }
+    HK_FN void take() const { asm volatile("bar.sync %0, %1;" : : "r"(own_), "n"(kThreads) : "memory"); }
+    HK_FN void pass() const { asm volatile("bar.arrive %0, %1;" : : "r"(other_), "n"(kThreads) : "memory"); }
 };
 
 namespace detail {
@@ -62,13 +108,47 @@ HK_FN void wait_wgmma() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kGroups) : "memory");
 }
 
+/// The same, and that the compiler takes `d` for written by it: MMAs write their accumulators until then.
+template <int kGroups, int kCount>
+HK_FN void wait_wgmma(float (&d)[kCount]) {
+    wait_wgmma<kGroups>();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
+}
+/// ptxas moves a wait for MMAs in front of arithmetic that does not depend on them. It does not move it over a branch, which depends on
+/// `words`, of 16-bit floats above zero; it is not taken but for NaNs, and does nothing.
+template <int kCount>
+HK_FN void compute_before_wait(const Frag (&words)[kCount]) {
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+        for (int j = 0; j < FragMma<bf16>::kWordsPerFrag; ++j) any |= words[i][j];
+    }
+    if (ballot((any & 0x80008000u) != 0) != 0) asm volatile("nanosleep.u32 0;" : : : "memory");
+}
+/// Until here MMAs read the registers.
+template <int kCount>
+HK_FN void keep_until_here(const Frag (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+        for (int j = 0; j < FragMma<bf16>::kWordsPerFrag; ++j) asm volatile("" : : "r"(u32(x[i][j])));
+    }
+}
+
 /// d += x w^T over 32 bytes of each row: 64 rows of x, kN of w. Not of fp8, whose sums have some 14 bits.
 template <class T, int kN>
 struct Wgmma;
 
-#define HK_REGISTERS_8(constraint, i)                                                                   \
-    "+" constraint(d[i]), "+" constraint(d[i + 1]), "+" constraint(d[i + 2]), "+" constraint(d[i + 3]), \
-        "+" constraint(d[i + 4]), "+" constraint(d[i + 5]), "+" constraint(d[i + 6]), "+" constraint(d[i + 7])
+/// The same of the rows of x that waves have in fragments, over half `half` of a fragment. `set`: d = x w^T; `add_columns`: w^T has its columns
+/// in LDS, 16 rows of it.
+template <class T, int kN>
+struct WgmmaFrag;
+
+#define HK_REGISTERS_8(constraint, i)                                                                         \
+    constraint(d[i]), constraint(d[i + 1]), constraint(d[i + 2]), constraint(d[i + 3]), constraint(d[i + 4]), \
+        constraint(d[i + 5]), constraint(d[i + 6]), constraint(d[i + 7])
 #define HK_REGISTERS_32(c, i) \
     HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8), HK_REGISTERS_8(c, i + 16), HK_REGISTERS_8(c, i + 24)
 #define HK_REGISTERS_64(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_32(c, i + 32)
@@ -105,9 +185,35 @@ struct Wgmma;
     HK_WGMMA(T, 64, 32, cols, types, Number, constraint, "32", "33", flags)  \
     HK_WGMMA(T, 128, 64, cols, types, Number, constraint, "64", "65", flags) \
     HK_WGMMA(T, 256, 128, cols, types, Number, constraint, "128", "129", flags)
-HK_WGMMAS(bf16, "16", "f32.bf16.bf16", float, "f", ", 1, 1, 0, 0")
-HK_WGMMAS(f16, "16", "f32.f16.f16", float, "f", ", 1, 1, 0, 0")
-HK_WGMMAS(I8, "32", "s32.s8.s8", int, "r", "")
+#define HK_WGMMA_FRAG(T, n, registers, types, x0, x1, x2, x3, w)                                       \
+    template <>                                                                                        \
+    struct WgmmaFrag<T, n> {                                                                           \
+        HK_FN static void set(float (&d)[registers], const Frag &x, int half, u64 of_w){               \
+            HK_WGMMA_OF_FRAG("=f", n, registers, types, x0, x1, x2, x3, w, ", 0, 1, 1, 0;")} HK_FN     \
+            static void add(float (&d)[registers], const Frag &x, int half, u64 of_w){                 \
+                HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 0;")} HK_FN \
+            static void add_columns(float (&d)[registers], const Frag &x, int half, u64 of_w) {        \
+            HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 1;")            \
+        }                                                                                              \
+    };
+#define HK_WGMMA_OF_FRAG(constraint, n, registers, types, x0, x1, x2, x3, w, flags)             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers  \
+                 "}, {%" x0 ", %" x1 ", %" x2 ", %" x3 "}, %" w flags                           \
+                 : HK_REGISTERS_##registers(constraint, 0)                                      \
+                 : "r"(u32(x[2 * half])), "r"(u32(x[2 * half + 4])), "r"(u32(x[2 * half + 1])), \
+                   "r"(u32(x[2 * half + 5])), "l"(of_w)                                         \
+                 : "memory");
+#define HK_WGMMA_FRAGS(T, types)                                  \
+    HK_WGMMA_FRAG(T, 64, 32, types, "32", "33", "34", "35", "36") \
+    HK_WGMMA_FRAG(T, 128, 64, types, "64", "65", "66", "67", "68")
+HK_WGMMA_FRAGS(bf16, "f32.bf16.bf16")
+HK_WGMMA_FRAGS(f16, "f32.f16.f16")
+#undef HK_WGMMA_FRAGS
+#undef HK_WGMMA_OF_FRAG
+#undef HK_WGMMA_FRAG
+HK_WGMMAS(bf16, "16", "f32.bf16.bf16", float, "+f", ", 1, 1, 0, 0")
+HK_WGMMAS(f16, "16", "f32.f16.f16", float, "+f", ", 1, 1, 0, 0")
+HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 #undef HK_WGMMAS
 #undef HK_WGMMA
 #undef HK_NAMES_32
