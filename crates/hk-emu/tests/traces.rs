@@ -120,7 +120,8 @@ fn traces_of_all_workgroups_add_up_to_the_counters() {
         let waves = || trace.blocks.iter().flat_map(|block| &block.waves);
         assert_eq!(waves().map(|w| w.steps.len() as u64).sum::<u64>(), counters.instructions);
         let vector = |w: &hk_emu::WaveTrace| -> Vec<hk_emu::Traffic> {
-            let units = w.steps.iter().map(|i| trace.instructions[*i as usize].unit).filter(|u| u.is_memory());
+            let units =
+                w.steps.iter().map(|i| trace.instructions[*i as usize].unit).filter(|u| u.is_memory());
             units.zip(&w.traffic).filter(|(u, _)| *u == Unit::VectorMemory).map(|(_, t)| t.clone()).collect()
         };
         let lines: u64 = waves().flat_map(vector).map(|t| u64::from(t.lines.end - t.lines.start)).sum();
@@ -139,7 +140,8 @@ fn traces_of_all_workgroups_add_up_to_the_counters() {
 #[test]
 fn zeroed_memory_reads_as_zeros_and_can_be_larger_than_what_is_touched() {
     let rig = rig("gfx942");
-    let base = rig.machine.alloc_zeroed(4 << 30, 256, "large").expect("only pages that are accessed are backed");
+    let base =
+        rig.machine.alloc_zeroed(4 << 30, 256, "large").expect("only pages that are accessed are backed");
     let mut bytes = [1; 8];
     rig.machine.read(base + (3 << 30), &mut bytes).expect("reads");
     assert_eq!(bytes, [0; 8]);

@@ -77,9 +77,11 @@ constants! {
     /// Time of a launch before the first wave starts and after the last one has ended.
     Launch, "launch", 1.5 "us", Fitted [0.2, 4.0], "all rows: device time of a kernel by the profiler, dispatch and end of kernel included";
     /// A wave's start: from the dispatch of a workgroup to its first instruction.
-    WaveStart, "wave_start", 9.7 "clk", Published, "launcher: 9.7 clocks a wave and XCD explain published rows of Triton kernels (machine.md, derived)";
-    /// Bytes that a CU has asked for and not received.
-    FillBytes, "fill_bytes", 18500.0 "B", Fitted [6000.0, 48000.0], "GEMM rows of one round: bytes of a workgroup over time";
+    WaveStart, "wave_start", 9.7 "clk", Assumed, "9.7 clocks a wave and XCD would explain published times of two Triton kernels of one row a wave";
+    /// Bytes that a CU has asked for and not received, gfx942.
+    FillGfx942, "fill_bytes_gfx942", 18500.0 "B", Fitted [6000.0, 48000.0], "MI308X and MI325X rows: bytes of a workgroup over time";
+    /// The same, gfx950.
+    FillGfx950, "fill_bytes_gfx950", 18500.0 "B", Fitted [6000.0, 48000.0], "MI355X rows: bytes of a workgroup over time";
     /// Bytes that L1 takes in a clock.
     FillPort, "fill_port", 64.0 "B/clk", Fitted [16.0, 64.0], "GEMM rows: the limit where latency is short";
     /// Latency of a line from HBM.
@@ -187,9 +189,15 @@ impl Values {
     }
 }
 
+/// Five significant digits.
+fn rounded(value: f64) -> f64 {
+    let decimals = (4.0 - value.abs().max(1e-9).log10().floor()).max(0.0) as usize;
+    format!("{value:.decimals$}").parse().unwrap_or(value)
+}
+
 /// The text of `data/fitted.csv` for these values.
 pub fn fitted_csv(values: &Values) -> String {
     let fitted = CONSTANTS.iter().enumerate().filter(|(_, c)| c.provenance == Provenance::Fitted);
-    let rows = fitted.map(|(i, c)| format!("{},{},{}\n", c.name, values.at(i), c.unit));
+    let rows = fitted.map(|(i, c)| format!("{},{},{}\n", c.name, rounded(values.at(i)), c.unit));
     std::iter::once("name,value,unit\n".to_owned()).chain(rows).collect()
 }

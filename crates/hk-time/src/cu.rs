@@ -3,7 +3,7 @@
 //! Every unit is a server: `start = max(ready, free); free = start + cost`. A wave whose next instruction waits for a
 //! register or a counter takes no unit meanwhile. Times are in engine clocks.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use hk_codeobj::Arch;
 use hk_emu::{Operation, Traffic, Unit};
@@ -77,7 +77,7 @@ impl View {
         View {
             mhz,
             wave_start: v(C::WaveStart),
-            fill_lines: (v(C::FillBytes) / 128.0).max(1.0) as usize,
+            fill_lines: (v(if gfx950 { C::FillGfx950 } else { C::FillGfx942 }) / 128.0).max(1.0) as usize,
             fill_port: v(C::FillPort),
             shared: [
                 part.l2_clk.value * v(C::L2Reach) / per_xcd,
@@ -200,7 +200,8 @@ struct Cu<'a> {
     store: f64,
     shared: [f64; 3],
     scalar: f64,
-    code: HashSet<u64>,
+    /// When lines of code have come.
+    code: HashMap<u64, f64>,
     scalars: HashSet<u64>,
     drained: f64,
     busy: Busy,
@@ -245,26 +246,29 @@ pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]])
         store: 0.0,
         shared: [0.0; 3],
         scalar: 0.0,
-        code: HashSet::new(),
+        code: HashMap::new(),
         scalars: HashSet::new(),
         drained: 0.0,
         busy: [0.0; UNITS.len()],
     };
     // The cut of a workgroup is that of its first wave.
-    let (mut skipped, mut marks, mut skipped_busy) = (0.0_f64, vec![(0.0, Busy::default()); groups.len()], Busy::default());
+    let (mut skipped, mut marks, mut skipped_busy) =
+        (0.0_f64, vec![(0.0, Busy::default()); groups.len()], Busy::default());
     let mut end = 0.0_f64;
     loop {
-        let next = (0..waves.len())
-            .filter(|i| !waves[*i].ended && !waves[*i].at_barrier)
-            .min_by(|a, b| {
-                let (a, b) = (&waves[*a], &waves[*b]);
-                a.ready.total_cmp(&b.ready).then(b.priority.cmp(&a.priority))
-            });
+        let next = (0..waves.len()).filter(|i| !waves[*i].ended && !waves[*i].at_barrier).min_by(|a, b| {
+            let (a, b) = (&waves[*a], &waves[*b]);
+            a.ready.total_cmp(&b.ready).then(b.priority.cmp(&a.priority))
+        });
         let Some(next) = next else {
             // All that are left wait at barriers.
             let mut opened = false;
             for group in 0..groups.len() {
-                let last = waves.iter().filter(|w| w.group == group && w.at_barrier).map(|w| w.ready).reduce(f64::max);
+                let last = waves
+                    .iter()
+                    .filter(|w| w.group == group && w.at_barrier)
+                    .map(|w| w.ready)
+                    .reduce(f64::max);
                 for wave in waves.iter_mut().filter(|w| w.group == group && w.at_barrier) {
                     (wave.at_barrier, opened) = (false, true);
                     wave.ready = last.unwrap_or(wave.ready) + view.barrier;
@@ -318,10 +322,9 @@ impl Cu<'_> {
             return true;
         };
         let facts = &step.facts;
-        if self.code.insert(facts.address / 64) {
-            w.ready += v.fetch_miss;
-        }
-        let mut start = w.ready;
+        // The first wave that comes to a line of code fetches it; those behind it find it on its way.
+        let fetched = *self.code.entry(facts.address / 64).or_insert(w.ready + v.fetch_miss);
+        let mut start = w.ready.max(fetched);
         for r in &step.plain_reads {
             for at in r.clone() {
                 start = start.max(w.registers[usize::from(at) % REGISTERS]);
@@ -379,12 +382,20 @@ impl Cu<'_> {
             Unit::Vector | Unit::Transcendental => {
                 self.vector[w.simd] = start + clocks;
                 self.busy[VECTOR] += clocks / 4.0;
+                if facts.alone {
+                    self.matrix[w.simd] = start + clocks;
+                }
                 w.ready = start + clocks;
                 result = start + clocks.max(v.vector_latency);
             }
             Unit::Scalar => result = start + v.scalar_latency,
             Unit::Branch => {
-                let taken = w.path.trace.steps.get(w.at + 1).is_some_and(|next| *next != w.path.trace.steps[w.at] + 1);
+                let taken = w
+                    .path
+                    .trace
+                    .steps
+                    .get(w.at + 1)
+                    .is_some_and(|next| *next != w.path.trace.steps[w.at] + 1);
                 w.ready = start + v.internal + if taken { v.branch } else { 0.0 };
             }
             Unit::Sleep | Unit::Nop => w.ready = start + clocks,
@@ -399,7 +410,7 @@ impl Cu<'_> {
                 let done = match facts.unit {
                     Unit::Lds => self.lds(w.simd, start, facts.operation, &traffic),
                     Unit::ScalarMemory => self.scalar(start, lines),
-                    _ => self.vector_memory(w.simd, start, facts.operation, &traffic, lines),
+                    _ => self.vector_memory([w.group, w.simd], start, facts.operation, &traffic, lines),
                 };
                 // In order: a counter falls when all before it have.
                 if facts.counted[0] {
@@ -417,7 +428,8 @@ impl Cu<'_> {
         for r in &facts.writes {
             for at in r.clone() {
                 w.registers[usize::from(at) % REGISTERS] = result;
-                w.accumulators[usize::from(at) % REGISTERS] = if accumulated > 0.0 { accumulated } else { result };
+                w.accumulators[usize::from(at) % REGISTERS] =
+                    if accumulated > 0.0 { accumulated } else { result };
             }
         }
         w.at += 1;
@@ -482,7 +494,7 @@ impl Cu<'_> {
 
     fn vector_memory(
         &mut self,
-        simd: usize,
+        [group, simd]: [usize; 2],
         at: f64,
         operation: Option<Operation>,
         traffic: &Traffic,
@@ -501,9 +513,11 @@ impl Cu<'_> {
                 let tags = self.l1_free.max(start);
                 for (i, line) in lines.iter().enumerate() {
                     let at = tags + i as f64;
-                    let come = match self.l1.find(*line) {
+                    // Workgroups side by side are replays of one: what they read is not the same.
+                    let tag = *line | (group as u64) << 57;
+                    let come = match self.l1.find(tag) {
                         Some(filled) => filled.max(at),
-                        None => self.line(*line, at, first),
+                        None => self.line(tag, at, first),
                     };
                     arrived = arrived.max(come);
                 }
@@ -513,7 +527,13 @@ impl Cu<'_> {
                 self.busy[L1_RETURN] += cost;
                 let mut done = arrived.max(tags + cost) + v.l1_latency;
                 if traffic.lds_bytes != 0 {
-                    done = self.lds(simd, done, Some(Operation::Store), traffic) - v.lds_latency;
+                    // To LDS: its time is taken when the data comes, which no access of a wave waits for before then.
+                    let banks = f64::from(traffic.lds_clocks);
+                    let port = (f64::from(traffic.lds_bytes) + 256.0) / v.lds_write_port;
+                    self.lds = self.lds.max(start) + banks;
+                    self.lds_ports[simd % 2] = self.lds_ports[simd % 2].max(start) + port;
+                    self.busy[LDS] += banks.max(port / 2.0);
+                    done += banks.max(port);
                 }
                 done
             }

@@ -45,11 +45,13 @@ struct Facts {
 impl Facts {
     fn of(row: &Row) -> Result<Facts, String> {
         let part = Part::named(row.get("gpu")).ok_or("gpu")?;
-        let [m, n, k] = ["M", "N", "K"].map(|c| row.number::<f64>(c));
-        let (m, n, k) = (m?, n?, k?);
+        let k: f64 = row.number("K")?;
+        let moe = row.get("family").starts_with("moe");
         let dims = |c: &str| row.get(c).split('x').filter_map(|n| n.parse().ok()).collect::<Vec<f64>>();
         let (tile, grid) = (dims("tile"), dims("grid"));
-        let (&[tm, tn], &[gx, gy, gz]) = (&tile[..], &grid[..]) else { return Err("tile or grid".to_owned()) };
+        let (&[tm, tn], &[gx, gy, gz]) = (&tile[..], &grid[..]) else {
+            return Err("tile or grid".to_owned());
+        };
         let gfx950 = part.arch == Arch::Gfx950;
         let (element, rate) = match row.get("family") {
             "gemm_bf16" => (2.0, 2048.0),
@@ -58,11 +60,12 @@ impl Facts {
         };
         Ok(Facts {
             part,
-            bytes: (m + n) * k * element + m * n * 2.0,
-            flop: 2.0 * m * n * k,
+            bytes: row.number("bytes")?,
+            flop: row.number("flop")?,
             rate: if gfx950 { 2.0 * rate } else { rate },
             rounds: (gx * gy * gz / f64::from(part.cus())).ceil(),
-            workgroup_bytes: (tm + tn) * k / gz * element,
+            // A fused MoE kernel reads gates, the first and the second weights of its columns.
+            workgroup_bytes: (tm + if moe { 3.0 * tn } else { tn }) * k / gz * element,
         })
     }
 }
@@ -147,62 +150,105 @@ pub fn folds(cases: &[Case], k: usize) -> Vec<usize> {
     cases.iter().map(fold).collect()
 }
 
-/// Minimises the mean of |residual| over a box by Gauss-Newton steps with weights 1/|residual|.
+/// A box of parameters, each of which is moved as a share of its range.
+struct Space<'a> {
+    ranges: &'a [[f64; 2]],
+}
+
+impl Space<'_> {
+    /// How far a parameter moves for a slope.
+    const STEP: f64 = 0.06;
+
+    fn value(&self, unit: &[f64]) -> Vec<f64> {
+        unit.iter().zip(self.ranges).map(|(u, [low, high])| low + u * (high - low)).collect()
+    }
+
+    fn unit(&self, value: &[f64]) -> Vec<f64> {
+        let unit = |(v, [low, high]): (&f64, &[f64; 2])| {
+            if high > low { ((v - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 }
+        };
+        value.iter().zip(self.ranges).map(unit).collect()
+    }
+
+    /// Of each parameter, the slopes of all residuals at a point where they are `now`.
+    fn slopes(&self, at: &[f64], now: &[f64], residuals: &dyn Fn(&[f64]) -> Vec<f64>) -> Vec<Vec<f64>> {
+        (0..at.len())
+            .map(|i| {
+                // Towards the middle of the range: there is room.
+                let step = if at[i] > 0.5 { -Self::STEP } else { Self::STEP };
+                let mut moved = at.to_vec();
+                moved[i] += step;
+                residuals(&self.value(&moved)).iter().zip(now).map(|(r, now)| (r - now) / step).collect()
+            })
+            .collect()
+    }
+}
+
+fn loss(residuals: &[f64]) -> f64 {
+    residuals.iter().map(|r| r.abs()).sum::<f64>() / residuals.len().max(1) as f64
+}
+
+/// Minimises the mean of |residual| over a box by Gauss-Newton steps with weights 1/|residual|. Slopes are measured in
+/// every iteration, or, if those of the start are given, corrected by what each step shows (Broyden).
 fn minimise(
     ranges: &[[f64; 2]],
-    start: Vec<f64>,
+    start: &[f64],
     iterations: usize,
-    residuals: impl Fn(&[f64]) -> Vec<f64>,
+    known: Option<Vec<Vec<f64>>>,
+    residuals: &dyn Fn(&[f64]) -> Vec<f64>,
 ) -> Vec<f64> {
-    const STEP: f64 = 0.06;
+    let space = Space { ranges };
     let n = ranges.len();
-    let value = |unit: &[f64]| -> Vec<f64> {
-        unit.iter().zip(ranges).map(|(u, [low, high])| low + u * (high - low)).collect()
-    };
-    let loss = |r: &[f64]| r.iter().map(|r| r.abs()).sum::<f64>() / r.len().max(1) as f64;
-    let unit = |v: f64, [low, high]: [f64; 2]| if high > low { ((v - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };
-    let mut at: Vec<f64> = start.iter().zip(ranges).map(|(v, range)| unit(*v, *range)).collect();
-    let mut now = residuals(&value(&at));
+    let mut at = space.unit(start);
+    let mut now = residuals(&space.value(&at));
+    let measured = known.is_none();
+    let mut slopes = known.unwrap_or_default();
     let mut damping = 0.02;
     for _ in 0..iterations {
-        // Towards the middle of the range: there is room.
-        let step = |i: usize| if at[i] > 0.5 { -STEP } else { STEP };
-        let slopes: Vec<Vec<f64>> = (0..n)
-            .map(|i| {
-                let mut moved = at.clone();
-                moved[i] += step(i);
-                let r = residuals(&value(&moved));
-                r.iter().zip(&now).map(|(r, now)| (r - now) / step(i)).collect()
-            })
-            .collect();
+        if measured {
+            slopes = space.slopes(&at, &now, residuals);
+        }
         let weights: Vec<f64> = now.iter().map(|r| 1.0 / r.abs().max(0.03)).collect();
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).zip(&weights).map(|((a, b), w)| a * b * w).sum::<f64>();
+        let dot =
+            |a: &[f64], b: &[f64]| a.iter().zip(b).zip(&weights).map(|((a, b), w)| a * b * w).sum::<f64>();
         let gradient: Vec<f64> = slopes.iter().map(|s| -dot(s, &now)).collect();
+        let floor = 0.1 * now.len() as f64;
+        let normal: Vec<Vec<f64>> =
+            slopes.iter().map(|a| slopes.iter().map(|b| dot(a, b)).collect()).collect();
         let mut better = false;
-        for _ in 0..5 {
-            let matrix: Vec<Vec<f64>> = (0..n)
-                .map(|i| {
-                    let row = (0..n).map(|j| dot(&slopes[i], &slopes[j]));
-                    row.enumerate()
-                        .map(|(j, x)| if i == j { x * (1.0 + damping) + damping * now.len() as f64 * 0.1 } else { x })
-                        .collect()
-                })
-                .collect();
+        for _ in 0..4 {
+            let mut matrix = normal.clone();
+            (0..n).for_each(|i| matrix[i][i] += damping * (matrix[i][i] + floor));
             let delta = solve(matrix, gradient.clone());
-            let moved: Vec<f64> = at.iter().zip(delta).map(|(u, d)| (u + d.clamp(-0.3, 0.3)).clamp(0.0, 1.0)).collect();
-            let r = residuals(&value(&moved));
-            if loss(&r) < loss(&now) * 0.9995 {
+            let moved: Vec<f64> =
+                at.iter().zip(delta).map(|(u, d)| (u + d.clamp(-0.3, 0.3)).clamp(0.0, 1.0)).collect();
+            let step: Vec<f64> = moved.iter().zip(&at).map(|(b, a)| b - a).collect();
+            let length: f64 = step.iter().map(|d| d * d).sum();
+            let r = residuals(&space.value(&moved));
+            if !measured && length > 1e-9 {
+                for (i, (r, now)) in r.iter().zip(&now).enumerate() {
+                    let expected: f64 = slopes.iter().zip(&step).map(|(s, d)| s[i] * d).sum();
+                    let missed = (r - now - expected) / length;
+                    slopes.iter_mut().zip(&step).for_each(|(s, d)| s[i] += missed * d);
+                }
+            }
+            if loss(&r) < loss(&now) {
                 (at, now, better) = (moved, r, true);
                 damping = (damping * 0.4).max(1e-4);
                 break;
             }
             damping *= 4.0;
+            if !measured {
+                // The slopes have changed.
+                better = true;
+                break;
+            }
         }
         if !better {
             break;
         }
     }
-    value(&at)
+    space.value(&at)
 }
 
 /// Solves a linear system by elimination.
@@ -235,17 +281,41 @@ fn fitted() -> Vec<usize> {
     (0..CONSTANTS.len()).filter(fitted).collect()
 }
 
-/// Fits the constants to cases, from the table's starting values.
-pub fn fit(cases: &[&Case], iterations: usize) -> Values {
-    let indices = fitted();
-    let set = |x: &[f64]| indices.iter().zip(x).fold(Values::start(), |values, (i, x)| values.with(*i, *x));
-    let ranges: Vec<[f64; 2]> = indices.iter().map(|i| CONSTANTS[*i].range).collect();
-    let start = indices.iter().map(|i| CONSTANTS[*i].value).collect();
-    let residuals = |x: &[f64]| {
-        let values = set(x);
-        cases.par_iter().map(|case| (case.traced.time(&values).us / case.measured).ln()).collect()
-    };
-    set(&minimise(&ranges, start, iterations, residuals))
+fn with_fitted(x: &[f64]) -> Values {
+    fitted().iter().zip(x).fold(Values::start(), |values, (i, x)| values.with(*i, *x))
+}
+
+/// ln(modelled / measured) of cases.
+fn residuals(cases: &[&Case], x: &[f64]) -> Vec<f64> {
+    let values = with_fitted(x);
+    cases.par_iter().map(|case| (case.traced.time(&values).us / case.measured).ln()).collect()
+}
+
+/// How the modelled time of each case changes with each fitted constant, where the fit starts. Measured times do not
+/// enter.
+pub struct Slopes(Vec<Vec<f64>>);
+
+impl Slopes {
+    /// Of all cases.
+    pub fn new(cases: &[Case]) -> Slopes {
+        let all: Vec<&Case> = cases.iter().collect();
+        let (ranges, start) = box_of_fit();
+        let space = Space { ranges: &ranges };
+        let f = |x: &[f64]| residuals(&all, x);
+        Slopes(space.slopes(&space.unit(&start), &f(&start), &f))
+    }
+}
+
+fn box_of_fit() -> (Vec<[f64; 2]>, Vec<f64>) {
+    fitted().iter().map(|i| (CONSTANTS[*i].range, CONSTANTS[*i].value)).unzip()
+}
+
+/// Fits the constants to some of the cases, by index, from the table's starting values.
+pub fn fit(cases: &[Case], chosen: &[usize], slopes: &Slopes, iterations: usize) -> Values {
+    let some: Vec<&Case> = chosen.iter().map(|i| &cases[*i]).collect();
+    let known = slopes.0.iter().map(|of| chosen.iter().map(|i| of[*i]).collect()).collect();
+    let (ranges, start) = box_of_fit();
+    with_fitted(&minimise(&ranges, &start, iterations, Some(known), &|x| residuals(&some, x)))
 }
 
 /// Predictions of the launches that were left out: of the model, and of each baseline.
@@ -255,14 +325,20 @@ pub struct Validation {
 }
 
 /// Predicts each fold from the others.
-pub fn validate(cases: &[Case], folds: &[usize], iterations: usize, mut told: impl FnMut(usize)) -> Validation {
+pub fn validate(
+    cases: &[Case],
+    folds: &[usize],
+    slopes: &Slopes,
+    iterations: usize,
+    mut told: impl FnMut(usize),
+) -> Validation {
     let k = folds.iter().max().map_or(0, |last| last + 1);
     let mut predicted = vec![[0.0; 1 + BASELINES.len()]; cases.len()];
     for fold in 0..k {
         told(fold);
         let (held, seen): (Vec<usize>, Vec<usize>) = (0..cases.len()).partition(|i| folds[*i] == fold);
+        let values = fit(cases, &seen, slopes, iterations);
         let seen: Vec<&Case> = seen.into_iter().map(|i| &cases[i]).collect();
-        let values = fit(&seen, iterations);
         let times: Vec<f64> = held.par_iter().map(|i| cases[*i].traced.time(&values).us).collect();
         held.iter().zip(times).for_each(|(i, us)| predicted[*i][0] = us);
         for (b, baseline) in BASELINES.iter().enumerate() {
@@ -271,10 +347,11 @@ pub fn validate(cases: &[Case], folds: &[usize], iterations: usize, mut told: im
                 let own: Vec<&Case> = seen.iter().filter(of_part).copied().collect();
                 // A part without launches among them is predicted from all others.
                 let own = if own.is_empty() { seen.clone() } else { own };
-                let start = baseline.ranges.iter().map(|[low, high]| low + 0.4 * (high - low)).collect();
-                let p = minimise(baseline.ranges, start, 40, |p| {
-                    own.iter().map(|c| ((baseline.us)(&c.facts, p) / c.measured).ln()).collect()
-                });
+                let start: Vec<f64> =
+                    baseline.ranges.iter().map(|[low, high]| low + 0.4 * (high - low)).collect();
+                let residuals =
+                    |p: &[f64]| own.iter().map(|c| ((baseline.us)(&c.facts, p) / c.measured).ln()).collect();
+                let p = minimise(baseline.ranges, &start, 60, None, &residuals);
                 for i in held.iter().filter(|i| cases[**i].facts.part.name == part.name) {
                     predicted[*i][1 + b] = (baseline.us)(&cases[*i].facts, &p);
                 }
@@ -288,7 +365,8 @@ pub fn validate(cases: &[Case], folds: &[usize], iterations: usize, mut told: im
 pub fn errors(pairs: &[(f64, f64)]) -> [f64; 2] {
     let mut errors: Vec<f64> = pairs.iter().map(|(got, want)| (got / want - 1.0).abs()).collect();
     errors.sort_by(f64::total_cmp);
-    [0.5, 0.9].map(|q| errors.get(((errors.len().max(1) - 1) as f64 * q).round() as usize).copied().unwrap_or(0.0))
+    [0.5, 0.9]
+        .map(|q| errors.get(((errors.len().max(1) - 1) as f64 * q).round() as usize).copied().unwrap_or(0.0))
 }
 
 impl Validation {
@@ -301,13 +379,19 @@ impl Validation {
         let mut groups: BTreeMap<(u8, String), Vec<usize>> = BTreeMap::new();
         for (i, case) in cases.iter().enumerate() {
             let (family, part) = (case.row.get("family"), case.facts.part.name);
-            let names = [(0, format!("{family}, {part}")), (1, family.to_owned()), (2, part.to_owned()), (3, "all".to_owned())];
+            let names = [
+                (0, format!("{family}, {part}")),
+                (1, family.to_owned()),
+                (2, part.to_owned()),
+                (3, "all".to_owned()),
+            ];
             names.into_iter().for_each(|name| groups.entry(name).or_default().push(i));
         }
         for ((_, name), members) in groups {
             text += &format!("| {name} | {} |", members.len());
             for model in 0..1 + BASELINES.len() {
-                let pairs: Vec<_> = members.iter().map(|i| (self.predicted[*i][model], cases[*i].measured)).collect();
+                let pairs: Vec<_> =
+                    members.iter().map(|i| (self.predicted[*i][model], cases[*i].measured)).collect();
                 text += &format!(" {} |", percent(errors(&pairs)));
             }
             text.push('\n');
@@ -340,8 +424,12 @@ mod tests {
     fn a_minimum_inside_the_box_is_found() {
         let xs = [1.0, 2.0, 3.0, 4.0, 5.0];
         let r = |p: &[f64]| xs.iter().map(|x| p[0] * x + p[1] - (3.0 * x + 1.0)).collect();
-        let p = minimise(&[[0.0, 10.0], [0.0, 10.0]], vec![8.0, 8.0], 60, r);
-        assert!((p[0] - 3.0).abs() < 0.05 && (p[1] - 1.0).abs() < 0.2, "{p:?}");
+        let ranges = [[0.0, 10.0], [0.0, 10.0]];
+        let slopes = vec![xs.map(|x| 10.0 * x).to_vec(), vec![10.0; 5]];
+        for known in [None, Some(slopes)] {
+            let p = minimise(&ranges, &[8.0, 8.0], 80, known, &r);
+            assert!((p[0] - 3.0).abs() < 0.05 && (p[1] - 1.0).abs() < 0.2, "{p:?}");
+        }
     }
 
     #[test]

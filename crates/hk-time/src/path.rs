@@ -5,9 +5,9 @@ use std::ops::Range;
 use hk_emu::{BlockTrace, Instruction, Traffic, Unit, WaveTrace};
 
 /// Iterations of a loop that are replayed before the steady ones, steady ones that are timed, and the last ones.
-const BEFORE: usize = 5;
-const TIMED: usize = 6;
-const AFTER: usize = 3;
+const BEFORE: usize = 3;
+const TIMED: usize = 4;
+const AFTER: usize = 2;
 
 /// The facts of an instruction that the simulator asks for.
 #[derive(Debug, Clone)]
@@ -25,7 +25,8 @@ impl Step {
     /// Of one instruction.
     pub fn new(facts: &Instruction) -> Step {
         let matrix = facts.unit == Unit::Matrix;
-        let written = |r: &Range<u16>| matrix && facts.writes.iter().any(|w| w.start <= r.start && r.end <= w.end);
+        let written =
+            |r: &Range<u16>| matrix && facts.writes.iter().any(|w| w.start <= r.start && r.end <= w.end);
         let (accumulates, plain_reads) = facts.reads.iter().cloned().partition(written);
         Step { facts: facts.clone(), plain_reads, accumulates }
     }
@@ -83,9 +84,8 @@ pub fn paths(block: BlockTrace, instructions: &[Instruction], exact: bool) -> Ve
             let resume = ends[count - AFTER];
             let stop = ends[BEFORE + TIMED];
             let left_out = (count - AFTER) - (BEFORE + TIMED);
-            let memory = |steps: &[u32]| {
-                steps.iter().filter(|i| instructions[**i as usize].unit.is_memory()).count()
-            };
+            let memory =
+                |steps: &[u32]| steps.iter().filter(|i| instructions[**i as usize].unit.is_memory()).count();
             let (before, until) = (memory(&trace.steps[..stop]), memory(&trace.steps[..resume]));
             let mut kept = WaveTrace::default();
             kept.steps.extend_from_slice(&trace.steps[..stop]);

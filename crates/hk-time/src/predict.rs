@@ -18,7 +18,8 @@ pub const ADDED: [&str; 3] = ["predicted_us", "bound", "note"];
 /// # Errors
 /// Of the CSV writer.
 pub fn predict(rows: &Rows, objects: &Path, exact: bool) -> Result<(Vec<u8>, usize), csv::Error> {
-    let added: Vec<Result<[String; 3], String>> = rows.rows.par_iter().map(|row| one(row, objects, exact)).collect();
+    let added: Vec<Result<[String; 3], String>> =
+        rows.rows.par_iter().map(|row| one(row, objects, exact)).collect();
     let mut out = csv::Writer::from_writer(vec![]);
     let kept: Vec<&String> = rows.columns.iter().filter(|c| !ADDED.contains(&c.as_str())).collect();
     out.write_record(kept.iter().map(|c| c.as_str()).chain(ADDED))?;

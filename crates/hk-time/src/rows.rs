@@ -13,8 +13,21 @@ use crate::parts::Part;
 
 /// Columns that a file of rows must have.
 pub const COLUMNS: [&str; 15] = [
-    "id", "gpu", "co_path", "co_rev", "kernel_symbol", "family", "M", "N", "K", "tile", "params", "grid", "block",
-    "kernarg_bytes", "extra_fill_bytes",
+    "id",
+    "gpu",
+    "co_path",
+    "co_rev",
+    "kernel_symbol",
+    "family",
+    "M",
+    "N",
+    "K",
+    "tile",
+    "params",
+    "grid",
+    "block",
+    "kernarg_bytes",
+    "extra_fill_bytes",
 ];
 
 /// Argument copies that AITER's tuner rotates: operands are in the memory-side cache if all of them fit.
@@ -74,10 +87,9 @@ impl Row {
 
     fn dims<const D: usize>(&self, column: &str) -> Result<[u32; D], String> {
         let dims: Vec<u32> = self.get(column).split('x').map_while(|n| n.parse().ok()).collect();
-        <[u32; D]>::try_from(dims)
-            .ok()
-            .filter(|dims| !dims.contains(&0))
-            .ok_or_else(|| format!("{column}: `{}`, expected {D} sizes with x between them", self.get(column)))
+        <[u32; D]>::try_from(dims).ok().filter(|dims| !dims.contains(&0)).ok_or_else(|| {
+            format!("{column}: `{}`, expected {D} sizes with x between them", self.get(column))
+        })
     }
 
     /// Whether `co_path` leaves the directory of objects.
@@ -116,7 +128,8 @@ impl Row {
         let dispatch = Dispatch { grid, block, dynamic_lds: 0, args: &args.bytes };
         let mut buffers = args.buffers;
         buffers.sort_by_key(|b| b.base);
-        trace(part, &machine, &module, kernel, &dispatch, &buffers, Options { warm, exact })
+        let filled = self.number::<f64>("extra_fill_bytes").unwrap_or(0.0);
+        trace(part, &machine, &module, kernel, &dispatch, &buffers, Options { warm, exact, filled })
             .map_err(|e| e.to_string())
     }
 
@@ -124,8 +137,7 @@ impl Row {
     fn arguments(&self, args: &mut Arguments<'_>) -> Result<(), String> {
         let [m, n, k] = ["M", "N", "K"].map(|column| self.number::<u32>(column));
         let (m, n, k) = (m?, n?, k?);
-        let params: Value =
-            serde_json::from_str(self.get("params")).map_err(|e| format!("params: {e}"))?;
+        let params: Value = serde_json::from_str(self.get("params")).map_err(|e| format!("params: {e}"))?;
         let text = |name: &str| params.get(name).map_or(String::new(), |v| v.to_string().replace('"', ""));
         let int = |name: &str| text(name).parse::<u32>().unwrap_or(0);
         let (m64, n64, k64) = (u64::from(m), u64::from(n), u64::from(k));
@@ -143,7 +155,11 @@ impl Row {
             args.float(0.0);
             let row = n * out as u32;
             args.ints(&[row, 0, row, 0, 2 * k, 0, 2 * k, 0, m, n, k, split, u32::from(half)]);
-            if biased { args.buffer(n64 * 2, "bias")? } else { args.int(0) }
+            if biased {
+                args.buffer(n64 * 2, "bias")?
+            } else {
+                args.int(0)
+            }
             args.int(u32::from(biased));
             args.buffer(4 * 16 * 64, "semaphore")
         } else if path.contains("/i8gemm/") {
@@ -178,10 +194,68 @@ impl Row {
             args.buffer(padded(n64) * scales, "b_scale")?;
             args.ints(&[scales as u32, 0, scales as u32, 0, int("log2_k_split")]);
             Ok(())
+        } else if path.contains("/fmoe/") && path.contains("blockscaleFp8_g1u1") {
+            let [_, tile] = self.dims::<2>("tile")?;
+            let [gx, gy, _] = self.dims::<3>("grid")?;
+            let persistent = path.contains("_ps_");
+            let route = Route {
+                tokens: int("token"),
+                experts: int("expert"),
+                topk: int("topk"),
+                block: int("block_m"),
+                blocks: if persistent { None } else { Some(gy) },
+            };
+            let (dim, inter) = (int("model_dim"), int("inter_dim"));
+            args.fused(&route, dim, inter, tile, if persistent { gx } else { 0 })
         } else {
             let family = self.get("family");
             Err(format!("not modelled: the arguments of family {family}, {path}, are not known"))
         }
+    }
+}
+
+/// Tokens that go to experts, in blocks of one expert each.
+struct Route {
+    tokens: u32,
+    experts: u32,
+    topk: u32,
+    block: u32,
+    /// Blocks that the list has room for; `None`: as many as there are.
+    blocks: Option<u32>,
+}
+
+impl Route {
+    /// Sorted ids, the expert of each block, and ids with their padding. Every token goes to experts at random, as in the
+    /// benchmark, from one seed.
+    fn sorted(&self) -> (Vec<u32>, Vec<u32>, u32) {
+        let mut state = 1u64;
+        let mut random = |n: u32| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (((state >> 33) * u64::from(n)) >> 31) as u32
+        };
+        let mut of_expert: Vec<Vec<u32>> = vec![vec![]; self.experts as usize];
+        let mut order: Vec<u32> = (0..self.experts).collect();
+        for token in 0..self.tokens {
+            for place in 0..self.topk {
+                let other = place + random(self.experts - place);
+                order.swap(place as usize, other as usize);
+                of_expert[order[place as usize] as usize].push(token | place << 24);
+            }
+        }
+        let pad = self.tokens | self.topk << 24;
+        let (mut ids, mut of_block) = (vec![], vec![]);
+        for (expert, tokens) in of_expert.iter().enumerate() {
+            ids.extend_from_slice(tokens);
+            ids.resize(ids.len().next_multiple_of(self.block as usize), pad);
+            of_block.resize(ids.len() / self.block as usize, expert as u32);
+        }
+        let valid = ids.len() as u32;
+        if let Some(blocks) = self.blocks {
+            let blocks = (blocks as usize).max(of_block.len());
+            ids.resize(blocks * self.block as usize, pad);
+            of_block.resize(blocks, 0);
+        }
+        (ids, of_block, valid)
     }
 }
 
@@ -210,6 +284,60 @@ impl Arguments<'_> {
 
     fn float(&mut self, value: f32) {
         self.push(&value.to_le_bytes());
+    }
+
+    /// A buffer that holds words.
+    fn words(&mut self, words: &[u32], label: &str) -> Result<(), String> {
+        self.buffer(4 * words.len() as u64, label)?;
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let base = self.buffers.last().map_or(0, |b| b.base);
+        self.machine.write(base, &bytes).map_err(|e| e.to_string())
+    }
+
+    /// Arguments of a fused MoE kernel with fp8 values, and scales of 128 columns of x and of 128 x 128 of weights.
+    fn fused(
+        &mut self,
+        route: &Route,
+        dim: u32,
+        inter: u32,
+        tile: u32,
+        workgroups: u32,
+    ) -> Result<(), String> {
+        if [route.tokens, route.experts, route.topk, route.block, dim, inter].contains(&0)
+            || route.topk > route.experts
+        {
+            return Err("params: token, expert, topk, block_m, model_dim and inter_dim are needed".to_owned());
+        }
+        let (ids, of_block, valid) = route.sorted();
+        let (d, i, e, t) =
+            (u64::from(dim), u64::from(inter), u64::from(route.experts), u64::from(route.tokens));
+        // Kernels read ahead of what they need.
+        let slack = 1 << 18;
+        let scales = |rows: u64, columns: u64| rows.div_ceil(128) * columns.div_ceil(128) * 4;
+        self.buffer(t * d * 2, "o")?;
+        self.buffer(t * d + slack, "x")?;
+        self.buffer(e * 2 * i * d + slack, "w1")?;
+        self.words(&[valid, route.tokens], "valid ids")?;
+        self.buffer(e * i * d + slack, "w2")?;
+        self.buffer(t * d.div_ceil(128) * 4 + slack, "x_scale")?;
+        self.buffer(e * scales(2 * i, d) + slack, "w1_scale")?;
+        self.buffer(e * scales(d, i) + slack, "w2_scale")?;
+        self.int(0);
+        self.words(&ids, "sorted ids")?;
+        self.buffer(4 * ids.len() as u64 + slack, "sorted weights")?;
+        self.words(&of_block, "experts of blocks")?;
+        self.ints(&[dim, inter, route.tokens, route.experts, dim, dim, inter, 2 * dim]);
+        self.ints(&[
+            2 * inter * dim,
+            inter * dim,
+            scales(2 * i, d) as u32,
+            scales(d, i) as u32,
+            4 * inter,
+            route.topk,
+        ]);
+        let slices = inter.div_ceil(tile);
+        self.ints(&[workgroups / slices * slices, slices]);
+        Ok(())
     }
 
     fn buffer(&mut self, bytes: u64, label: &str) -> Result<(), String> {

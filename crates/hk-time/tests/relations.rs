@@ -41,9 +41,10 @@ impl Kernel {
         let rig = Rig::new(options(&cpu), &image);
         let base = rig.machine.alloc_zeroed(self.bytes, 4096, "data").expect("memory");
         let args = Args::new().push(base);
-        let dispatch = Dispatch { grid: [self.grid, 1, 1], block: [self.block, 1, 1], dynamic_lds: 0, args: &args.0 };
+        let dispatch =
+            Dispatch { grid: [self.grid, 1, 1], block: [self.block, 1, 1], dynamic_lds: 0, args: &args.0 };
         let buffers = [Buffer { base, bytes: self.bytes }];
-        let options = Options { warm: self.warm, exact };
+        let options = Options { warm: self.warm, exact, ..Options::default() };
         trace(part, &rig.machine, &rig.module, "test", &dispatch, &buffers, options).expect("traces")
     }
 
@@ -64,8 +65,11 @@ fn each(prologue: &str, body: &str) -> f64 {
     (clocks(192) - clocks(64)) / 128.0
 }
 
-fn near(got: f64, want: f64) {
-    assert!((got / want - 1.0).abs() < 0.02, "{got} clocks, expected {want}");
+/// The end of a loop is outside of the shadow of its last instruction.
+const LOOP_CLOCKS: f64 = 32.0;
+
+fn near(got: f64, want: f64, within: f64) {
+    assert!((got - want).abs() <= within, "{got} clocks, expected {want}");
 }
 
 /// Time without that of the instruction fetch, which a straight line of code pays for each line.
@@ -77,9 +81,7 @@ fn fetch(instruction_bytes: f64) -> f64 {
 
 /// A loop of `n` iterations.
 fn repeat(n: usize, body: &str) -> String {
-    format!(
-        ".Lagain:\n{body}\n  s_add_u32 s6, s6, 1\n  s_cmp_lt_u32 s6, {n}\n  s_cbranch_scc1 .Lagain"
-    )
+    format!(".Lagain:\n{body}\n  s_add_u32 s6, s6, 1\n  s_cmp_lt_u32 s6, {n}\n  s_cbranch_scc1 .Lagain")
 }
 
 /// Clocks of an iteration of a loop.
@@ -91,19 +93,30 @@ fn iteration(body: &str) -> f64 {
 fn matrix_instructions_take_their_passes_and_chains_their_latency() {
     let chain = "  v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], v[8:11]\n".repeat(32);
     let independent: String = (0..32)
-        .map(|i| format!("  v_mfma_f32_16x16x16_f16 v[{0}:{1}], v[2:3], v[4:5], v[{0}:{1}]\n", 8 + 4 * (i % 8), 11 + 4 * (i % 8)))
+        .map(|i| {
+            format!(
+                "  v_mfma_f32_16x16x16_f16 v[{0}:{1}], v[2:3], v[4:5], v[{0}:{1}]\n",
+                8 + 4 * (i % 8),
+                11 + 4 * (i % 8)
+            )
+        })
         .collect();
     // The result is an operand of the next product, not its sum.
     let dependent: String = (0..32)
         .map(|i| {
             let (d, s) = if i % 2 == 0 { (8, 12) } else { (12, 8) };
-            format!("  v_mfma_f32_16x16x16_f16 v[{d}:{}], v[{s}:{}], v[4:5], v[{d}:{}]\n", d + 3, s + 1, d + 3)
+            format!(
+                "  v_mfma_f32_16x16x16_f16 v[{d}:{}], v[{s}:{}], v[4:5], v[{d}:{}]\n",
+                d + 3,
+                s + 1,
+                d + 3
+            )
         })
         .collect();
     let (chain, independent, dependent) = (iteration(&chain), iteration(&independent), iteration(&dependent));
-    near(chain, 32.0 * 16.0);
-    near(independent, 32.0 * 16.0);
-    near(dependent, 32.0 * (16.0 + Values::fitted().get(C::MatrixLatency)));
+    near(chain, 32.0 * 16.0, LOOP_CLOCKS);
+    near(independent, 32.0 * 16.0, LOOP_CLOCKS);
+    near(dependent, 32.0 * (16.0 + Values::fitted().get(C::MatrixLatency)), LOOP_CLOCKS);
 }
 
 #[test]
@@ -113,8 +126,8 @@ fn vector_instructions_hide_behind_matrix_instructions_and_slow_ones_do_not() {
     let slow = format!("{matrix}  v_exp_f32 v20, v21\n  v_exp_f32 v23, v24\n").repeat(16);
     let matrix = matrix.repeat(16);
     let (matrix, plain, slow) = (iteration(&matrix), iteration(&plain), iteration(&slow));
-    near(plain, matrix);
-    near(slow, matrix + 16.0 * 32.0);
+    near(plain, matrix, LOOP_CLOCKS);
+    near(slow, matrix + 16.0 * 32.0, LOOP_CLOCKS);
 }
 
 #[test]
@@ -123,14 +136,15 @@ fn bank_conflicts_cost_their_phases() {
     let conflict = format!("  v_lshlrev_b32 v7, 7, v0\n{}", "  ds_read_b32 v8, v7\n".repeat(16));
     let (free, conflict) = (iteration(&free), iteration(&conflict));
     // All lanes on one bank: 64 dwords against 2 phases.
-    assert!(conflict > 16.0 * 64.0 && conflict < 16.0 * 64.0 + 200.0, "{conflict}");
+    assert!(conflict >= 16.0 * 64.0 - 1.0 && conflict < 16.0 * 64.0 + 200.0, "{conflict}");
     assert!(free < 16.0 * 8.0 + 200.0 && free * 4.0 < conflict, "{free} {conflict}");
 }
 
 #[test]
 fn strided_loads_are_not_faster_than_contiguous_ones() {
     let load = |shift: u32, step: u32| {
-        let body = format!("  v_add_u32 v7, v7, v9\n  global_load_dword v8, v7, s[4:5]\n  s_waitcnt vmcnt(8)");
+        let body =
+            format!("  v_add_u32 v7, v7, v9\n  global_load_dword v8, v7, s[4:5]\n  s_waitcnt vmcnt(8)");
         format!("  v_lshlrev_b32 v7, {shift}, v0\n  v_mov_b32 v9, {step}\n{}", repeat(32, &body))
     };
     let clocks = |shift, step| Kernel { warm: false, ..Kernel::new(load(shift, step)) }.clocks();
@@ -143,13 +157,19 @@ fn more_work_is_never_faster() {
     let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n  s_waitcnt vmcnt(2)\n  ds_write_b128 v1, v[8:11]";
     let mut last = 0.0;
     for n in [1, 4, 9, 17, 33, 65, 129] {
-        let us = Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 1024\n{}", repeat(n, body))).time().us;
+        let us =
+            Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 1024\n{}", repeat(n, body))).time().us;
         assert!(us >= last, "{n} iterations: {us} after {last}");
         last = us;
     }
     last = 0.0;
     for grid in [1, 8, 100, 304, 305, 608, 2000] {
-        let us = Kernel { grid, ..Kernel::new(repeat(20, "  global_load_dwordx4 v[8:11], v1, s[4:5]\n  s_waitcnt vmcnt(0)")) }.time().us;
+        let us = Kernel {
+            grid,
+            ..Kernel::new(repeat(20, "  global_load_dwordx4 v[8:11], v1, s[4:5]\n  s_waitcnt vmcnt(0)"))
+        }
+        .time()
+        .us;
         assert!(us >= last * 0.999, "{grid} workgroups: {us} after {last}");
         last = us;
     }
@@ -158,8 +178,13 @@ fn more_work_is_never_faster() {
 #[test]
 fn loops_that_are_cut_take_what_all_of_their_iterations_take() {
     let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n  s_waitcnt vmcnt(1)\n  ds_write_b128 v1, v[8:11]\n  s_barrier";
-    let kernel = Kernel { block: 256, warm: false, ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 4096\n{}", repeat(150, body))) };
-    let (cut, exact) = (kernel.traced(false).time(Values::fitted()), kernel.traced(true).time(Values::fitted()));
+    let kernel = Kernel {
+        block: 256,
+        warm: false,
+        ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 4096\n{}", repeat(150, body)))
+    };
+    let (cut, exact) =
+        (kernel.traced(false).time(Values::fitted()), kernel.traced(true).time(Values::fitted()));
     assert!((cut.us / exact.us - 1.0).abs() < 0.02, "{} {}", cut.us, exact.us);
     for (unit, (a, b)) in UNITS.iter().zip(cut.busy.iter().zip(exact.busy)) {
         assert!((a - b).abs() < 0.03, "{unit}: {a} {b}");
@@ -170,24 +195,41 @@ fn loops_that_are_cut_take_what_all_of_their_iterations_take() {
 fn more_waves_hide_latency() {
     let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n  s_waitcnt vmcnt(0)";
     let clocks = |block| {
-        Kernel { block, ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 0\n{}", repeat(40, body))) }.clocks()
+        Kernel {
+            block,
+            ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 0\n{}", repeat(40, body)))
+        }
+        .clocks()
     };
     let (one, four) = (clocks(64), clocks(256));
-    assert!(four < 1.5 * one, "four waves do four times the work in {four} clocks, one does its part in {one}");
+    assert!(
+        four < 1.5 * one,
+        "four waves do four times the work in {four} clocks, one does its part in {one}"
+    );
 }
 
 #[test]
 fn a_prefetch_that_is_deleted_makes_a_loop_slower() {
     let work = "  v_mfma_f32_32x32x8_f16 v[32:47], v[2:3], v[4:5], v[32:47]\n".repeat(24);
-    let prefetched = format!("  v_add_u32 v7, v7, v9\n  s_waitcnt vmcnt(0)\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n{work}");
-    let late = format!("  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n  s_waitcnt vmcnt(0)\n{work}");
-    let clocks = |body: &str| Kernel { warm: false, ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 4096\n{}", repeat(40, body))) }.clocks();
+    let prefetched = format!(
+        "  v_add_u32 v7, v7, v9\n  s_waitcnt vmcnt(0)\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n{work}"
+    );
+    let late = format!(
+        "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[8:11], v7, s[4:5]\n  s_waitcnt vmcnt(0)\n{work}"
+    );
+    let clocks = |body: &str| {
+        Kernel {
+            warm: false,
+            ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 4096\n{}", repeat(40, body)))
+        }
+        .clocks()
+    };
     let (prefetched, late) = (clocks(&prefetched), clocks(&late));
     assert!(late > 1.3 * prefetched, "{late} {prefetched}");
 }
 
-/// Workgroups that each copy 32 KiB of their own.
-fn copy() -> Kernel {
+/// Workgroups that each read 32 KiB of their own.
+fn stream() -> Kernel {
     let loads: String = (0..8).map(|i| format!("  global_load_dwordx4 v[{}:{}], v[12:13], off offset:0\n  v_add_co_u32 v12, vcc, v12, v9\n  v_addc_co_u32 v13, vcc, 0, v13, vcc\n", 16 + 4 * i, 19 + 4 * i)).collect();
     let body = format!(
         "  s_lshl_b32 s8, s2, 15
@@ -204,7 +246,7 @@ fn copy() -> Kernel {
 
 #[test]
 fn streams_approach_the_memory_rate_and_matrix_clocks_do_not_matter_to_them() {
-    let kernel = copy();
+    let kernel = stream();
     let traced = kernel.traced(false);
     let values = Values::fitted();
     let p = traced.time(values);
@@ -218,7 +260,7 @@ fn streams_approach_the_memory_rate_and_matrix_clocks_do_not_matter_to_them() {
 #[test]
 fn straight_code_pays_for_its_fetch() {
     let got = each("", "v_add_f32 v20, v21, v22");
-    near(got, 4.0 + fetch(4.0));
+    near(got, 4.0 + fetch(4.0), 0.1);
 }
 
 #[test]
@@ -228,6 +270,8 @@ fn a_kernel_for_another_target_is_refused() {
     let args = Args::new().push(0u64);
     let dispatch = Dispatch { grid: [1; 3], block: [64, 1, 1], dynamic_lds: 0, args: &args.0 };
     let part = Part::named("mi325x").expect("a part");
-    let error = trace(part, &rig.machine, &rig.module, "test", &dispatch, &[], Options::default()).map(|_| ()).expect_err("refused");
+    let error = trace(part, &rig.machine, &rig.module, "test", &dispatch, &[], Options::default())
+        .map(|_| ())
+        .expect_err("refused");
     assert_eq!(error.to_string(), "the part mi325x runs gfx942, the code object is for gfx950");
 }

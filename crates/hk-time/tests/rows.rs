@@ -20,7 +20,10 @@ fn the_calibration_has_the_columns_that_rows_need() {
 #[test]
 fn missing_columns_are_named() {
     let error = Rows::parse("id,gpu,M\nA,MI325X,1\n").map(|_| ()).expect_err("columns are missing");
-    assert!(error.starts_with("missing columns: co_path, co_rev") && error.contains("kernarg_bytes"), "{error}");
+    assert!(
+        error.starts_with("missing columns: co_path, co_rev") && error.contains("kernarg_bytes"),
+        "{error}"
+    );
 }
 
 /// The first row of the calibration with fields replaced.

@@ -10,7 +10,12 @@ fn every_constant_has_a_unit_a_source_and_a_value_in_its_range() {
         assert!(!c.name.is_empty() && !c.unit.is_empty() && c.source.len() > 8, "{}", c.name);
         let [low, high] = c.range;
         assert!(c.value.is_finite() && low <= c.value && c.value <= high, "{}", c.name);
-        assert_eq!(low < high, c.provenance == Provenance::Fitted, "{}: only fitted ones have a range", c.name);
+        assert_eq!(
+            low < high,
+            c.provenance == Provenance::Fitted,
+            "{}: only fitted ones have a range",
+            c.name
+        );
         let fitted = Values::fitted().at(i);
         assert!(low <= fitted && fitted <= high, "{}: {fitted} in data/fitted.csv", c.name);
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use hk_time::constants::{Values, fitted_csv};
 use hk_time::cu::UNITS;
-use hk_time::fit::{Case, cases, errors, fit, folds, validate};
+use hk_time::fit::{Case, Slopes, Validation, cases, errors, fit, folds, validate};
 use hk_time::rows::Rows;
 
 fn main() -> ExitCode {
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 fn run() -> Result<(), String> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data");
     let (mut objects, mut rows, mut listed) = (None, data.join("calibration.csv"), None);
-    let (mut k, mut iterations, mut update) = (5, 6, false);
+    let (mut k, mut iterations, mut update) = (5, 12, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         if arg == "--update" {
@@ -41,7 +41,11 @@ fn run() -> Result<(), String> {
             "--cases" => listed = Some(PathBuf::from(value)),
             "--folds" => k = number()?.max(2),
             "--iterations" => iterations = number()?,
-            _ => return Err(format!("{arg}: expected --objects, --rows, --cases, --folds, --iterations or --update")),
+            _ => {
+                return Err(format!(
+                    "{arg}: expected --objects, --rows, --cases, --folds, --iterations or --update"
+                ));
+            }
         }
     }
     let objects = objects.ok_or("--objects: the directory of code objects is missing")?;
@@ -59,37 +63,62 @@ fn run() -> Result<(), String> {
     }
 
     let folds = folds(&cases, k);
-    let validation = validate(&cases, &folds, iterations, |fold| {
-        eprintln!("fold {} of {k}, {:.0} s", fold + 1, start.elapsed().as_secs_f64());
-    });
-    println!("Held-out error, median / 90th percentile in %, {k} folds by code object:\n");
-    println!("{}", validation.table(&cases));
-    let [pairs, right] = validation.ranking(&cases);
-    println!("Pairs of one shape that differ by more than 10 %: {pairs}, ranked right: {right}.\n");
-    let all: Vec<&Case> = cases.iter().collect();
-    let values = fit(&all, iterations);
+    let unfitted: Vec<_> = cases.iter().map(|c| (c.predict(&Values::start()).us, c.measured)).collect();
+    let [median, high] = errors(&unfitted);
+    eprintln!("before the fit: median {:.1} %, 90th percentile {:.1} %", 100.0 * median, 100.0 * high);
+    if let Some(path) = &listed {
+        list(path, &cases, &Values::start(), &folds, None)?;
+    }
+    let slopes = Slopes::new(&cases);
+    let all: Vec<usize> = (0..cases.len()).collect();
+    let values = fit(&cases, &all, &slopes, iterations);
     let pairs: Vec<_> = cases.iter().map(|c| (c.predict(&values).us, c.measured)).collect();
     let [median, high] = errors(&pairs);
-    println!("Fitted to all of them: median {:.1} %, 90th percentile {:.1} %.\n", 100.0 * median, 100.0 * high);
-    print!("{}", fitted_csv(&values));
-    if let Some(path) = listed {
-        let mut text = "id,fold,measured_us,held_out_us,fitted_us,bound,mhz".to_owned();
-        UNITS.iter().for_each(|unit| text += &format!(",{unit}"));
-        text.push('\n');
-        for (i, case) in cases.iter().enumerate() {
-            let p = case.predict(&values);
-            let (id, held) = (case.row.get("id"), validation.predicted[i][0]);
-            text += &format!("{id},{},{},{held:.3},{:.3},{},{:.0}", folds[i], case.measured, p.us, p.bound, p.mhz);
-            p.busy.iter().for_each(|share| text += &format!(",{share:.3}"));
-            text.push('\n');
-        }
-        std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+    println!(
+        "Fitted to all of them: median {:.1} %, 90th percentile {:.1} %.\n",
+        100.0 * median,
+        100.0 * high
+    );
+    println!("{}", fitted_csv(&values));
+    if let Some(path) = &listed {
+        list(path, &cases, &values, &folds, None)?;
     }
     if update {
         let path = data.join("fitted.csv");
         std::fs::write(&path, fitted_csv(&values)).map_err(|e| format!("{}: {e}", path.display()))?;
     }
-    let start_error = errors(&cases.iter().map(|c| (c.predict(&Values::start()).us, c.measured)).collect::<Vec<_>>());
-    eprintln!("before the fit: median {:.1} %; {:.0} s in all", 100.0 * start_error[0], start.elapsed().as_secs_f64());
+    let validation = validate(&cases, &folds, &slopes, iterations, |fold| {
+        eprintln!("fold {} of {k}, {:.0} s", fold + 1, start.elapsed().as_secs_f64());
+    });
+    println!("Held-out error, median / 90th percentile in %, {k} folds by code object:\n");
+    println!("{}", validation.table(&cases));
+    let [pairs, right] = validation.ranking(&cases);
+    println!("Pairs of one shape that differ by more than 10 %: {pairs}, ranked right: {right}.");
+    if let Some(path) = &listed {
+        list(path, &cases, &values, &folds, Some(&validation))?;
+    }
+    eprintln!("{:.0} s in all", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// Writes each launch with its times, held out where there is a validation.
+fn list(
+    path: &Path,
+    cases: &[Case],
+    values: &Values,
+    folds: &[usize],
+    held_out: Option<&Validation>,
+) -> Result<(), String> {
+    let mut text = "id,fold,measured_us,held_out_us,us,bound,mhz".to_owned();
+    UNITS.iter().for_each(|unit| text += &format!(",{unit}"));
+    text.push('\n');
+    for (i, case) in cases.iter().enumerate() {
+        let p = case.predict(values);
+        let held = held_out.map_or(String::new(), |v| format!("{:.3}", v.predicted[i][0]));
+        let id = case.row.get("id");
+        text += &format!("{id},{},{},{held},{:.3},{},{:.0}", folds[i], case.measured, p.us, p.bound, p.mhz);
+        p.busy.iter().for_each(|share| text += &format!(",{share:.3}"));
+        text.push('\n');
+    }
+    std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
 }
