@@ -322,7 +322,7 @@ impl Cu<'_> {
             return true;
         };
         let facts = &step.facts;
-        // The first wave that comes to a line of code fetches it; those behind it find it on its way.
+        // The first wave that comes to a line of code fetches it; those behind it wait for it to come.
         let fetched = *self.code.entry(facts.address / 64).or_insert(w.ready + v.fetch_miss);
         let mut start = w.ready.max(fetched);
         for r in &step.plain_reads {
