@@ -11,6 +11,7 @@
 //! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
 //! | `hk facts` | what the emulator counts of every operator at the sizes of real models |
 //! | `hk bench` | time of the operators on a device, against its copy rate and other implementations |
+//! | `hk time` | modelled time of launches of code objects |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
@@ -30,6 +31,7 @@ mod out;
 mod run;
 mod status;
 mod tensors;
+mod time;
 
 pub use failure::{Failure, Result};
 #[doc(hidden)]
@@ -101,6 +103,8 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Count what every operator executes and moves at the sizes of real models.
     Facts(facts::Args),
+    /// Model the time of launches of code objects (AITER's kernels), row by row.
+    Time(time::Args),
     /// Print what the registry knows of every operator, or what the emulator does of every instruction, as JSON.
     #[command(hide = true)]
     Status(status::Args),
@@ -122,6 +126,7 @@ impl Cli {
             Task::Bench(args) => bench::run(args),
             Task::Demo(args) => demo::run(args, &operators()),
             Task::Facts(args) => facts::run(args),
+            Task::Time(args) => time::run(args),
             Task::Status(args) => status::run(args, &operators()),
         }
     }

@@ -243,6 +243,14 @@ pub(crate) struct Finding {
     pub other: Option<Place>,
 }
 
+impl Finding {
+    /// Ends a wave that nothing is wrong with: the launch does not report it.
+    pub fn abandoned() -> Finding {
+        let what = "abandoned".to_owned();
+        Finding { check: Check::Barriers, what, lane: None, address: None, other: None }
+    }
+}
+
 /// What a handler reports; the launch adds the site.
 #[derive(Debug, Clone)]
 pub(crate) enum Problem {

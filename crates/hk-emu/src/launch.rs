@@ -1,5 +1,7 @@
 //! Launches: limits, initial state, and the schedule of workgroups and waves.
 
+mod trace;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -755,14 +757,7 @@ impl<O: Order, W: Watch> Watch for Ordered<'_, O, W> {
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         if u.visible & TO_GROUPS != 0 && !self.order.turn() {
             // The state is not observed: an earlier workgroup has a fault, or all wait.
-            let what = "abandoned".to_owned();
-            return Err(Box::new(Finding {
-                check: Check::Barriers,
-                what,
-                lane: None,
-                address: None,
-                other: None,
-            }));
+            return Err(Box::new(Finding::abandoned()));
         }
         self.watch.before(w, e, u)
     }

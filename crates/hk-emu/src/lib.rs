@@ -54,6 +54,7 @@ mod program;
 mod registers;
 mod schedule;
 mod tables;
+mod trace;
 mod wave;
 
 pub use checks::{Check, Checks, UnknownCheck};
@@ -72,3 +73,4 @@ pub use node::Node;
 pub use observe::streams::Mark;
 pub use placement::Placement;
 pub use tables::{MatrixNumerics, UnknownNumerics};
+pub use trace::{BlockTrace, Instruction, Operation, Sample, Trace, Traffic, Unit, WaveTrace};

@@ -22,6 +22,7 @@ use crate::node::Node;
 use crate::observe::streams::{Begun, Mark, Order, Touched};
 use crate::program::{Program, Registers};
 use crate::tables::MatrixNumerics;
+use crate::trace::{Sample, Trace};
 
 /// How a [`Machine`] behaves.
 #[derive(Debug, Clone)]
@@ -336,6 +337,14 @@ impl Machine {
         self.0.memory.alloc(bytes, align, label)
     }
 
+    /// As [`alloc`](Self::alloc), with zeros, of which the host backs only the pages that are accessed.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_zeroed(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        self.0.memory.alloc_zeroed(bytes, align, label)
+    }
+
     /// Allocates `bytes` bytes at a given address, of any alignment, inside or outside of the machine's own range:
     /// the device's side of host memory that both sides name by one address. An address freed before may come again.
     ///
@@ -439,9 +448,33 @@ impl Machine {
             let (file, line) = source.map_or((None, 0), |(file, line)| (Some(file), line));
             lines.add((file, line), *site);
         }
+        let resources = self.resources(kernel, dispatch);
+        let kernel = kernel.name.clone();
+        Ok(Profile { kernel, launches: 1, resources, counters, lines: lines.list(), blocks })
+    }
+
+    /// Runs some workgroups of a launch on the caller's thread and records what their waves execute. The others do not run:
+    /// memory is left as those workgroups leave it. Without sanitizers and counters.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch); [`Fault::Arguments`] for a workgroup that the grid does not have; [`Fault::Budget`] for a
+    /// wave that waits for a workgroup that is not among them.
+    pub fn trace(
+        &self,
+        module: &Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+        sample: Sample<'_>,
+    ) -> Result<Trace, Fault> {
+        let (kernel, blocks) =
+            self.prepared(module, kernel, dispatch, [false; 2], |launch| launch.trace(sample))?;
+        Ok(Trace::new(self.program(module, kernel), self.resources(kernel, dispatch), blocks))
+    }
+
+    fn resources(&self, kernel: &Kernel, dispatch: &Dispatch<'_>) -> Resources {
         let threads = dispatch.block.iter().product();
         let lds_bytes = kernel.lds_bytes + dispatch.dynamic_lds;
-        let resources = Resources {
+        Resources {
             threads,
             vgprs: kernel.vgprs,
             agprs: kernel.agprs,
@@ -450,9 +483,7 @@ impl Machine {
             scratch_bytes: kernel.scratch_bytes,
             waves_per_simd: hk_codeobj::occupancy(self.arch(), kernel.total_vgprs, lds_bytes, threads),
             blocks_per_cu: hk_codeobj::workgroups_per_cu(self.arch(), kernel.total_vgprs, lds_bytes, threads),
-        };
-        let kernel = kernel.name.clone();
-        Ok(Profile { kernel, launches: 1, resources, counters, lines: lines.list(), blocks })
+        }
     }
 
     /// Runs a kernel and counts, with `details` what depends on addresses, with `blocks` each workgroup.
@@ -461,8 +492,23 @@ impl Machine {
         module: &'m Module,
         kernel: &str,
         dispatch: &Dispatch<'_>,
-        [details, blocks]: [bool; 2],
+        count: [bool; 2],
     ) -> Result<(&'m Kernel, Counted), Fault> {
+        self.prepared(module, kernel, dispatch, count, |launch| {
+            let threads = if launch.parallel() { self.threads() } else { Threads::One };
+            launch.run(threads)
+        })
+    }
+
+    /// Checks a launch and lets `go` run it.
+    fn prepared<'m, T>(
+        &self,
+        module: &'m Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+        [details, blocks]: [bool; 2],
+        go: impl FnOnce(Launch<'_>) -> Result<T, Fault>,
+    ) -> Result<(&'m Kernel, T), Fault> {
         let arch = self.0.options.arch;
         let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
             kernel: kernel.to_owned(),
@@ -526,9 +572,7 @@ impl Machine {
             touched: touched.clone(),
             order: self.0.options.order,
         };
-        let launch = Launch::new(setup, dispatch);
-        let threads = if launch.parallel() { self.threads() } else { Threads::One };
-        let counted = launch.run(threads)?;
+        let result = go(Launch::new(setup, dispatch))?;
         if let Some(touched) = touched {
             let touched = touched.lock().unwrap_or_else(PoisonError::into_inner);
             // The order of one device's streams: other devices' memory is left to the check of global memory.
@@ -542,7 +586,7 @@ impl Machine {
                 }
             }
         }
-        Ok((kernel, counted))
+        Ok((kernel, result))
     }
 
     /// A handle for work on a new stream, which the host's calls and other streams are not in order with but for marks.

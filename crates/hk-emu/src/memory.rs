@@ -5,6 +5,7 @@
 //! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
 //! redzone.
 
+use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -398,6 +399,20 @@ impl Allocation {
     }
 }
 
+/// Words that the host's allocator knows to be zero; `None` if it has no room for them.
+fn zeros(count: u64) -> Option<Box<[AtomicU32]>> {
+    let count = usize::try_from(count).ok()?;
+    if count == 0 {
+        return Some(Box::default());
+    }
+    let layout = Layout::array::<AtomicU32>(count).ok()?;
+    // SAFETY: the layout has a size; the memory is that of a boxed slice of `count` words, and zero is a value of each.
+    unsafe {
+        let words = std::alloc::alloc_zeroed(layout).cast::<AtomicU32>();
+        (!words.is_null()).then(|| Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, count)))
+    }
+}
+
 #[derive(Clone)]
 struct Tombstone {
     size: u64,
@@ -488,6 +503,19 @@ impl Memory {
         let mut state = self.lock();
         state.snapshot = None;
         state.live.insert(allocation.base, allocation);
+    }
+
+    /// Zeros, which the host backs page by page as they are accessed.
+    pub fn alloc_zeroed(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        let none = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
+        if !align.is_power_of_two() {
+            return Err(MemoryError::Alignment { align });
+        }
+        let base = self.reserve(bytes, align).ok_or_else(none)?;
+        let words = zeros(bytes.div_ceil(4)).ok_or_else(none)?;
+        let (label, writable) = (label.to_owned(), true);
+        self.insert(Arc::new(Allocation { base, size: bytes, label, writable, words, unwritten: None }));
+        Ok(base)
     }
 
     pub fn alloc(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {

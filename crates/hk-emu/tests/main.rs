@@ -19,4 +19,5 @@ mod pipeline;
 mod races;
 mod semantics;
 mod tickets;
+mod traces;
 mod uninit;

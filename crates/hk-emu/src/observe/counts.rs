@@ -159,10 +159,11 @@ impl Counts {
             }
         }
         // An instruction may access in several parts, but coalesces all of them.
-        let loaded = if read { distinct_lines(&mut self.lines, parts, Access::Read) } else { 0 };
+        let of = |access| parts.iter().filter(move |p| p.space == Space::Global && p.access == access);
+        let loaded = if read { distinct_lines(&mut self.lines, of(Access::Read)) } else { 0 };
         d.global_read_lines += loaded;
         if written {
-            d.global_written_lines += distinct_lines(&mut self.lines, parts, Access::Write);
+            d.global_written_lines += distinct_lines(&mut self.lines, of(Access::Write));
         }
         loaded
     }
@@ -193,10 +194,10 @@ impl Counts {
     }
 }
 
-/// Different lines of all global accesses of a kind.
-fn distinct_lines(lines: &mut Vec<u64>, parts: &[Part], access: Access) -> u64 {
+/// How many lines accesses touch, and those, in ascending order.
+pub(crate) fn distinct_lines<'a>(lines: &mut Vec<u64>, parts: impl Iterator<Item = &'a Part>) -> u64 {
     lines.clear();
-    for part in parts.iter().filter(|p| p.space == Space::Global && p.access == access) {
+    for part in parts {
         for (_, address) in part.lanes() {
             let (first, last) = (address / LINE, address.wrapping_add(u64::from(part.bytes) - 1) / LINE);
             for line in [first, last] {
@@ -264,7 +265,7 @@ impl Touched {
 }
 
 /// The clocks that an access takes, and the phases among them: what it would take without conflicts.
-fn lds_clocks(arch: Arch, part: &Part) -> (u64, u64) {
+pub(crate) fn lds_clocks(arch: Arch, part: &Part) -> (u64, u64) {
     let (phases, banks) = Costs::of(arch).lds_phases(part.access, part.bytes);
     let costs = phases.iter().map(|phase| phase_clocks(part, part.mask & phase, banks)).filter(|n| *n > 0);
     costs.fold((0, 0), |(clocks, phases), n| (clocks + n, phases + 1))

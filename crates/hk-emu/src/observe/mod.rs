@@ -17,7 +17,7 @@ mod proof;
 pub(crate) mod step;
 pub(crate) mod streams;
 mod uninit;
-mod waits;
+pub(crate) mod waits;
 
 pub(crate) use global::{GlobalMemory, Overlapping};
 pub(crate) use uninit::Undefined;

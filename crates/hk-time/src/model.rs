@@ -1,0 +1,388 @@
+//! A launch: which workgroups are alike, what they share, and how they are placed.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use hk_codeobj::Arch;
+use hk_emu::{
+    BlockTrace, Dispatch, Fault, Instruction, Machine, Module, Operation, Sample, Traffic, Unit, WaveTrace,
+};
+
+use crate::constants::{C, Values};
+use crate::cu::{self, Busy, Level, Levels, UNITS, View};
+use crate::parts::Part;
+use crate::path::{Step, WavePath, paths};
+
+/// Vector loads of a wave that tell which data its workgroup reads.
+const FIRST_LOADS: usize = 24;
+/// Launches of more workgroups are told from their first ones.
+const MOST_TOLD: u64 = 16_384;
+
+/// Why a launch is not modelled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TimeError {
+    /// The emulator ended it.
+    #[error(transparent)]
+    Fault(#[from] Box<Fault>),
+    /// The kernel is for another target than the part.
+    #[error("the part {part} runs {target}, the code object is for {object}")]
+    Target {
+        /// The part.
+        part: &'static str,
+        /// Its target.
+        target: hk_codeobj::Arch,
+        /// That of the code object.
+        object: hk_codeobj::Arch,
+    },
+    /// It does something that the model has no notion of.
+    #[error("not modelled: {0}")]
+    NotModelled(String),
+}
+
+/// A buffer of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its first address.
+    pub base: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// How to model a launch.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// The memory-side cache holds the operands when the launch begins.
+    pub warm: bool,
+    /// Replay every iteration of every loop.
+    pub exact: bool,
+    /// Bytes that another launch before it fills, whose time is part of the measured one.
+    pub filled: f64,
+}
+
+/// Shares of a buffer in a round.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Share {
+    /// Of the workgroups, those that read what none has read in an earlier round.
+    new: f64,
+    /// Lines that leave the memory-side cache, and HBM, for each that L1 asks for.
+    mall: f64,
+    hbm: f64,
+}
+
+/// Workgroups that run at the same time.
+#[derive(Debug, Clone, PartialEq)]
+struct Round {
+    /// Rounds like this one.
+    times: f64,
+    workgroups: u64,
+    /// Of a compute unit.
+    groups: usize,
+    shares: Vec<Share>,
+}
+
+/// A launch that has been traced: its time can be computed for any constants.
+pub struct Traced {
+    part: &'static Part,
+    steps: Vec<Step>,
+    /// Workgroups of each kind that was traced.
+    kinds: Vec<Vec<WavePath>>,
+    buffers: Vec<Buffer>,
+    rounds: Vec<Round>,
+    workgroups: u64,
+    filled: f64,
+    /// Workgroups that were replayed.
+    pub sampled: usize,
+}
+
+/// The modelled time of a launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Modelled microseconds.
+    pub us: f64,
+    /// What limits it: one of [`UNITS`], `latency` where no unit is busy for half of the time, `dispatch` where launch and
+    /// end take more than half of it.
+    pub bound: &'static str,
+    /// Share of the time that each of [`UNITS`] is busy, on compute units that work.
+    pub busy: Busy,
+    /// Engine clock, MHz.
+    pub mhz: f64,
+}
+
+/// Traces a launch.
+///
+/// # Errors
+/// [`TimeError`].
+pub fn trace(
+    part: &'static Part,
+    machine: &Machine,
+    module: &Module,
+    kernel: &str,
+    dispatch: &Dispatch<'_>,
+    buffers: &[Buffer],
+    options: Options,
+) -> Result<Traced, TimeError> {
+    if machine.arch() != part.arch {
+        return Err(TimeError::Target { part: part.name, target: part.arch, object: machine.arch() });
+    }
+    let fault = |fault| TimeError::Fault(Box::new(fault));
+    let total: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
+    let told: Vec<u64> = (0..total.min(MOST_TOLD)).collect();
+    let sample = Sample { blocks: &told, loads: Some(FIRST_LOADS) };
+    let mut first = vec![];
+    // In pieces: a trace of all of them would hold as many wave states.
+    for blocks in told.chunks(256) {
+        let trace = machine.trace(module, kernel, dispatch, Sample { blocks, ..sample }).map_err(fault)?;
+        first.extend(trace.blocks.iter().map(|block| signature(block, &trace, buffers)));
+    }
+    if first.iter().all(Option::is_none) {
+        // None of them reads: all do the work.
+        first.iter_mut().for_each(|signature| *signature = Some(vec![0; buffers.len()]));
+    }
+    // Slices of one tile: the first one prepares what the others wait for.
+    let slices = u64::from(dispatch.grid[2]);
+    let tile = total / slices;
+    // Some workgroups have nothing to do, and end at once.
+    let mut chosen = vec![first.iter().position(Option::is_some).unwrap_or(0) as u64];
+    if slices > 1 {
+        chosen.push(tile);
+    }
+    let trace =
+        machine.trace(module, kernel, dispatch, Sample { blocks: &chosen, loads: None }).map_err(fault)?;
+    let bytes: Vec<Vec<f64>> = trace.blocks.iter().map(|block| read_bytes(block, &trace, buffers)).collect();
+    let (steps, occupancy) =
+        (trace.instructions.iter().map(Step::new).collect(), trace.resources.blocks_per_cu);
+    let kinds =
+        trace.blocks.into_iter().map(|block| paths(block, &trace.instructions, options.exact)).collect();
+    let rounds = rounds(part, &first, bytes.last().map_or(&[], |b| b), total, occupancy.max(1), options);
+    Ok(Traced {
+        part,
+        steps,
+        kinds,
+        buffers: buffers.to_vec(),
+        rounds,
+        workgroups: total,
+        filled: options.filled,
+        sampled: chosen.len(),
+    })
+}
+
+/// Which lines of each buffer a workgroup reads first; 0: none. `None` for a workgroup without vector loads.
+type Signature = Option<Vec<u64>>;
+
+fn signature(block: &BlockTrace, trace: &hk_emu::Trace, buffers: &[Buffer]) -> Signature {
+    let mut lines: Vec<Vec<u64>> = vec![vec![]; buffers.len()];
+    let mut loads = false;
+    for (wave, _, traffic) in accesses(block, trace).filter(|(_, f, _)| f.unit == Unit::VectorMemory) {
+        loads = true;
+        for line in wave.lines_of(traffic) {
+            if let Some(i) = buffer_of(*line, buffers) {
+                lines[i].push(*line);
+            }
+        }
+    }
+    let hash = |mut lines: Vec<u64>| {
+        lines.sort_unstable();
+        lines.dedup();
+        let mut hasher = DefaultHasher::new();
+        lines.hash(&mut hasher);
+        if lines.is_empty() { 0 } else { hasher.finish() | 1 }
+    };
+    loads.then(|| lines.into_iter().map(hash).collect())
+}
+
+/// The memory instructions of a workgroup, wave by wave.
+fn accesses<'t>(
+    block: &'t BlockTrace,
+    trace: &'t hk_emu::Trace,
+) -> impl Iterator<Item = (&'t WaveTrace, &'t Instruction, &'t Traffic)> {
+    block.waves.iter().flat_map(|wave| {
+        let facts =
+            wave.steps.iter().map(|i| &trace.instructions[*i as usize]).filter(|f| f.unit.is_memory());
+        facts.zip(&wave.traffic).map(move |(facts, traffic)| (wave, facts, traffic))
+    })
+}
+
+fn buffer_of(line: u64, buffers: &[Buffer]) -> Option<usize> {
+    let address = line * 128;
+    buffers.iter().position(|b| b.base <= address + 127 && address < b.base + b.bytes)
+}
+
+/// Bytes of different lines of each buffer that a workgroup reads.
+fn read_bytes(block: &BlockTrace, trace: &hk_emu::Trace, buffers: &[Buffer]) -> Vec<f64> {
+    let mut lines: Vec<HashSet<u64>> = vec![HashSet::new(); buffers.len()];
+    for (wave, _, traffic) in accesses(block, trace).filter(|(_, f, _)| f.operation == Some(Operation::Load))
+    {
+        for line in wave.lines_of(traffic) {
+            if let Some(i) = buffer_of(*line, buffers) {
+                lines[i].insert(*line);
+            }
+        }
+    }
+    lines.iter().map(|lines| 128.0 * lines.len() as f64).collect()
+}
+
+/// Places workgroups: round robin over the XCDs, each of which fills its compute units in order. Those that end at once
+/// take no place.
+fn rounds(
+    part: &Part,
+    first: &[Signature],
+    bytes: &[f64],
+    total: u64,
+    occupancy: u32,
+    options: Options,
+) -> Vec<Round> {
+    let slots = (part.cus_per_xcd * occupancy) as usize;
+    let mut queues: Vec<Vec<Option<&Vec<u64>>>> = vec![vec![]; part.xcds as usize];
+    for i in 0..total {
+        let queue = &mut queues[(i % u64::from(part.xcds)) as usize];
+        match first.get(i as usize) {
+            Some(Some(signature)) => queue.push(Some(signature)),
+            Some(None) => {}
+            None => queue.push(None),
+        }
+    }
+    let n = queues.iter().map(|queue| queue.len().div_ceil(slots)).max().unwrap_or(0);
+    let mut seen: Vec<HashSet<u64>> = vec![HashSet::new(); bytes.len()];
+    let mut list: Vec<Round> = vec![];
+    for round in 0..n {
+        let mut members: Vec<(usize, &Vec<u64>)> = vec![];
+        let mut workgroups = 0;
+        for (xcd, queue) in queues.iter().enumerate() {
+            let here = queue.iter().skip(round * slots).take(slots);
+            workgroups += here.len() as u64;
+            members.extend(here.flatten().map(|signature| (xcd, *signature)));
+        }
+        let shares = if members.is_empty() {
+            list.last().map_or(vec![], |last: &Round| last.shares.clone())
+        } else {
+            let (mut shares, new): (Vec<Share>, Vec<HashSet<u64>>) =
+                (0..bytes.len()).map(|buffer| share(buffer, &members, &seen[buffer], options.warm)).unzip();
+            // What no first load reads is shared as what most bytes come from.
+            let told = |b: &usize| members.iter().any(|(_, s)| s[*b] != 0);
+            let most = (0..bytes.len()).filter(told).max_by(|a, b| bytes[*a].total_cmp(&bytes[*b]));
+            for b in 0..bytes.len() {
+                if let Some(most) = most
+                    && !told(&b)
+                    && bytes[b] > 0.0
+                {
+                    shares[b] = shares[most];
+                }
+            }
+            // What has been read stays in the memory-side cache while all of it fits.
+            for (seen, new) in seen.iter_mut().zip(new) {
+                seen.extend(new);
+            }
+            let footprint: f64 = seen.iter().zip(bytes).map(|(s, b)| s.len() as f64 * b).sum();
+            if footprint > part.mall_bytes.value {
+                seen.iter_mut().for_each(HashSet::clear);
+            }
+            shares
+        };
+        let groups = workgroups.div_ceil(u64::from(part.cus())).max(1) as usize;
+        // All but the first and the last round are taken together.
+        match list.last_mut() {
+            Some(last) if round >= 2 && round + 1 < n => {
+                for (sum, share) in last.shares.iter_mut().zip(shares) {
+                    let mean = |a: f64, b: f64| (a * last.times + b) / (last.times + 1.0);
+                    *sum = Share {
+                        new: mean(sum.new, share.new),
+                        mall: mean(sum.mall, share.mall),
+                        hbm: mean(sum.hbm, share.hbm),
+                    };
+                }
+                last.times += 1.0;
+            }
+            _ => list.push(Round { times: 1.0, workgroups, groups, shares }),
+        }
+    }
+    list
+}
+
+/// How workgroups of a round share a buffer, and what of it none has read in an earlier round.
+fn share(
+    buffer: usize,
+    members: &[(usize, &Vec<u64>)],
+    seen: &HashSet<u64>,
+    warm: bool,
+) -> (Share, HashSet<u64>) {
+    let used: Vec<(usize, u64)> =
+        members.iter().map(|(xcd, s)| (*xcd, s[buffer])).filter(|(_, s)| *s != 0).collect();
+    let requests = used.len().max(1) as f64;
+    let by_xcd: HashSet<(usize, u64)> = used.iter().copied().collect();
+    let new: HashSet<u64> = used.iter().map(|(_, s)| *s).filter(|s| !seen.contains(s)).collect();
+    let readers = used.iter().filter(|(_, s)| new.contains(s)).count() as f64;
+    let cold = if warm { 0.0 } else { 1.0 };
+    let share = Share {
+        new: cold * readers / requests,
+        mall: by_xcd.len() as f64 / requests,
+        hbm: cold * new.len() as f64 / requests,
+    };
+    (share, new)
+}
+
+impl Traced {
+    /// Computes the time.
+    pub fn time(&self, values: &Values) -> Prediction {
+        let peak = self.part.clock_mhz(values);
+        let mut prediction = self.at(values, peak);
+        // Lower clocks raise the matrix duty a little, since memory is as fast as before.
+        for _ in 0..2 {
+            let working = self.workgroups.min(u64::from(self.part.cus())) as f64 / f64::from(self.part.cus());
+            let duty = prediction.busy[0] * working;
+            let mhz = self.part.clock_at(duty, values);
+            if (mhz / prediction.mhz - 1.0).abs() < 0.01 {
+                break;
+            }
+            prediction = self.at(values, mhz);
+        }
+        prediction
+    }
+
+    /// Time of the launch that fills memory first.
+    fn fill(&self, values: &Values) -> f64 {
+        let reach = values.get(if self.part.arch == Arch::Gfx950 { C::HbmGfx950 } else { C::HbmGfx942 });
+        if self.filled == 0.0 {
+            return 0.0;
+        }
+        values.get(C::Launch) + self.filled / (self.part.hbm.value * 1e3 * reach)
+    }
+
+    fn at(&self, values: &Values, mhz: f64) -> Prediction {
+        let (mut clocks, mut drain) = (0.0, 0.0);
+        let mut busy = [0.0; UNITS.len()];
+        for round in &self.rounds {
+            let cus = round.workgroups.min(u64::from(self.part.cus())) as u32;
+            let view = View::new(self.part, values, mhz, cus);
+            let level = |share: &Share| Level {
+                latency: share.new * values.get(C::HbmLatency)
+                    + (1.0 - share.new) * values.get(C::MallLatency),
+                mall: share.mall,
+                hbm: share.hbm,
+            };
+            let levels =
+                self.buffers.iter().zip(&round.shares).map(|(b, share)| (b.base / 128, level(share)));
+            let levels = Levels(levels.collect());
+            // The slowest kind: the others wait for it, or end sooner.
+            let runs = self.kinds.iter().map(|kind| {
+                let groups: Vec<&[WavePath]> = vec![kind; round.groups];
+                cu::run(&view, &levels, &self.steps, &groups)
+            });
+            let Some(run) = runs.max_by(|a, b| a.end.total_cmp(&b.end)) else { continue };
+            clocks += run.end * round.times;
+            drain = run.drained - run.end;
+            busy.iter_mut().zip(run.busy).for_each(|(sum, clocks)| *sum += clocks * round.times);
+        }
+        let total = clocks + drain;
+        busy.iter_mut().for_each(|b| *b /= total.max(1.0));
+        let running = total / mhz;
+        let us = values.get(C::Launch) + running + self.fill(values);
+        let most = (0..UNITS.len()).max_by(|a, b| busy[*a].total_cmp(&busy[*b])).unwrap_or(0);
+        let bound = match busy[most] {
+            _ if running < us / 2.0 => "dispatch",
+            share if share < 0.5 => "latency",
+            _ => UNITS[most],
+        };
+        Prediction { us, bound, busy, mhz }
+    }
+}

@@ -1,0 +1,276 @@
+//! What holds whatever the constants are: more work takes longer, units that are shared are shared.
+
+use hk_emu::Dispatch;
+use hk_time::constants::{C, Values};
+use hk_time::cu::UNITS;
+use hk_time::model::{Buffer, Options, Prediction, Traced, trace};
+use hk_time::parts::Part;
+
+use crate::common::{Args, Assembly, Rig, assemble, options};
+
+/// A kernel: s[4:5] is a buffer, v1 is 16 times the lane, v6 4 times; s2 the workgroup.
+#[derive(Clone)]
+struct Kernel {
+    part: &'static str,
+    body: String,
+    grid: u32,
+    block: u32,
+    bytes: u64,
+    warm: bool,
+}
+
+impl Kernel {
+    fn new(body: impl Into<String>) -> Kernel {
+        Kernel { part: "mi325x", body: body.into(), grid: 1, block: 64, bytes: 1 << 20, warm: true }
+    }
+
+    fn traced(&self, exact: bool) -> Traced {
+        let part = Part::named(self.part).expect("a part");
+        let body = format!(
+            "  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_lshlrev_b32 v1, 4, v0
+  v_lshlrev_b32 v6, 2, v0
+  s_mov_b32 s6, 0
+  s_waitcnt lgkmcnt(0)
+{}
+  s_waitcnt vmcnt(0) lgkmcnt(0)",
+            self.body
+        );
+        let cpu = part.arch.to_string();
+        let image = assemble(&Assembly { cpu: &cpu, body: &body, lds: 32768, ..Assembly::default() });
+        let rig = Rig::new(options(&cpu), &image);
+        let base = rig.machine.alloc_zeroed(self.bytes, 4096, "data").expect("memory");
+        let args = Args::new().push(base);
+        let dispatch =
+            Dispatch { grid: [self.grid, 1, 1], block: [self.block, 1, 1], dynamic_lds: 0, args: &args.0 };
+        let buffers = [Buffer { base, bytes: self.bytes }];
+        let options = Options { warm: self.warm, exact, ..Options::default() };
+        trace(part, &rig.machine, &rig.module, "test", &dispatch, &buffers, options).expect("traces")
+    }
+
+    fn time(&self) -> Prediction {
+        self.traced(false).time(Values::fitted())
+    }
+
+    /// Clocks of the run, without the launch.
+    fn clocks(&self) -> f64 {
+        let p = self.time();
+        (p.us - Values::fitted().get(C::Launch)) * p.mhz
+    }
+}
+
+/// Clocks of each of `body`, from two numbers of repetitions.
+fn each(prologue: &str, body: &str) -> f64 {
+    let clocks = |n: usize| Kernel::new(format!("{prologue}\n{}", format!("  {body}\n").repeat(n))).clocks();
+    (clocks(192) - clocks(64)) / 128.0
+}
+
+/// The end of a loop is outside of the shadow of its last instruction.
+const LOOP_CLOCKS: f64 = 32.0;
+
+fn near(got: f64, want: f64, within: f64) {
+    assert!((got - want).abs() <= within, "{got} clocks, expected {want}");
+}
+
+/// Time without that of the instruction fetch, which a straight line of code pays for each line.
+fn fetch(instruction_bytes: f64) -> f64 {
+    let values = Values::fitted();
+    let mhz = Part::named("mi325x").expect("a part").clock_mhz(values);
+    instruction_bytes / 64.0 * values.get(C::FetchMiss) * mhz / 1000.0
+}
+
+/// A loop of `n` iterations.
+fn repeat(n: usize, body: &str) -> String {
+    format!(".Lagain:\n{body}\n  s_add_u32 s6, s6, 1\n  s_cmp_lt_u32 s6, {n}\n  s_cbranch_scc1 .Lagain")
+}
+
+/// Clocks of an iteration of a loop.
+fn iteration(body: &str) -> f64 {
+    (Kernel::new(repeat(40, body)).clocks() - Kernel::new(repeat(20, body)).clocks()) / 20.0
+}
+
+#[test]
+fn matrix_instructions_take_their_passes_and_chains_their_latency() {
+    let chain = "  v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], v[8:11]\n".repeat(32);
+    let independent: String = (0..32)
+        .map(|i| {
+            format!(
+                "  v_mfma_f32_16x16x16_f16 v[{0}:{1}], v[2:3], v[4:5], v[{0}:{1}]\n",
+                8 + 4 * (i % 8),
+                11 + 4 * (i % 8)
+            )
+        })
+        .collect();
+    // The result is an operand of the next product, not its sum.
+    let dependent: String = (0..32)
+        .map(|i| {
+            let (d, s) = if i % 2 == 0 { (8, 12) } else { (12, 8) };
+            format!(
+                "  v_mfma_f32_16x16x16_f16 v[{d}:{}], v[{s}:{}], v[4:5], v[{d}:{}]\n",
+                d + 3,
+                s + 1,
+                d + 3
+            )
+        })
+        .collect();
+    let (chain, independent, dependent) = (iteration(&chain), iteration(&independent), iteration(&dependent));
+    near(chain, 32.0 * 16.0, LOOP_CLOCKS);
+    near(independent, 32.0 * 16.0, LOOP_CLOCKS);
+    near(dependent, 32.0 * (16.0 + Values::fitted().get(C::MatrixLatency)), LOOP_CLOCKS);
+}
+
+#[test]
+fn vector_instructions_hide_behind_matrix_instructions_and_slow_ones_do_not() {
+    let matrix = "  v_mfma_f32_32x32x8_f16 v[32:47], v[2:3], v[4:5], v[32:47]\n";
+    let plain = format!("{matrix}  v_add_f32 v20, v21, v22\n  v_add_f32 v23, v24, v25\n").repeat(16);
+    let slow = format!("{matrix}  v_exp_f32 v20, v21\n  v_exp_f32 v23, v24\n").repeat(16);
+    let matrix = matrix.repeat(16);
+    let (matrix, plain, slow) = (iteration(&matrix), iteration(&plain), iteration(&slow));
+    near(plain, matrix, LOOP_CLOCKS);
+    near(slow, matrix + 16.0 * 32.0, LOOP_CLOCKS);
+}
+
+#[test]
+fn bank_conflicts_cost_their_phases() {
+    let free = "  ds_read_b32 v8, v6\n".repeat(16);
+    let conflict = format!("  v_lshlrev_b32 v7, 7, v0\n{}", "  ds_read_b32 v8, v7\n".repeat(16));
+    let (free, conflict) = (iteration(&free), iteration(&conflict));
+    // All lanes on one bank: 64 dwords against 2 phases.
+    near(conflict, 16.0 * 64.0, 200.0);
+    assert!(free < 16.0 * 8.0 + 200.0 && free * 4.0 < conflict, "{free} {conflict}");
+}
+
+#[test]
+fn strided_loads_are_not_faster_than_contiguous_ones() {
+    let load = |shift: u32, step: u32| {
+        let body = "  v_add_u32 v7, v7, v9\n  global_load_dword v8, v7, s[4:5]\n  s_waitcnt vmcnt(8)";
+        format!("  v_lshlrev_b32 v7, {shift}, v0\n  v_mov_b32 v9, {step}\n{}", repeat(32, body))
+    };
+    let clocks = |shift, step| Kernel { warm: false, ..Kernel::new(load(shift, step)) }.clocks();
+    let (contiguous, strided) = (clocks(2, 256), clocks(7, 8192));
+    assert!(strided > 1.5 * contiguous, "{strided} {contiguous}");
+}
+
+#[test]
+fn more_work_is_never_faster() {
+    let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[16:19], v7, s[4:5]\n  s_waitcnt vmcnt(2)\n  ds_write_b128 v1, v[16:19]";
+    let mut last = 0.0;
+    for n in [1, 4, 9, 17, 33, 65, 129] {
+        let us =
+            Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 1024\n{}", repeat(n, body))).time().us;
+        assert!(us >= last, "{n} iterations: {us} after {last}");
+        last = us;
+    }
+    last = 0.0;
+    for grid in [1, 8, 100, 304, 305, 608, 2000] {
+        let us = Kernel {
+            grid,
+            ..Kernel::new(repeat(20, "  global_load_dwordx4 v[8:11], v1, s[4:5]\n  s_waitcnt vmcnt(0)"))
+        }
+        .time()
+        .us;
+        assert!(us >= last * 0.999, "{grid} workgroups: {us} after {last}");
+        last = us;
+    }
+}
+
+#[test]
+fn loops_that_are_cut_take_what_all_of_their_iterations_take() {
+    let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[16:19], v7, s[4:5]\n  s_waitcnt vmcnt(1)\n  ds_write_b128 v1, v[16:19]\n  s_barrier";
+    let kernel = Kernel {
+        block: 256,
+        warm: false,
+        ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 4096\n{}", repeat(150, body)))
+    };
+    let (cut, exact) =
+        (kernel.traced(false).time(Values::fitted()), kernel.traced(true).time(Values::fitted()));
+    assert!((cut.us / exact.us - 1.0).abs() < 0.02, "{} {}", cut.us, exact.us);
+    for (unit, (a, b)) in UNITS.iter().zip(cut.busy.iter().zip(exact.busy)) {
+        assert!((a - b).abs() < 0.03, "{unit}: {a} {b}");
+    }
+}
+
+#[test]
+fn more_waves_hide_latency() {
+    let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[16:19], v7, s[4:5]\n  s_waitcnt vmcnt(0)";
+    let clocks = |block| {
+        Kernel {
+            block,
+            ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 0\n{}", repeat(40, body)))
+        }
+        .clocks()
+    };
+    let (one, four) = (clocks(64), clocks(256));
+    assert!(
+        four < 1.5 * one,
+        "four waves do four times the work in {four} clocks, one does its part in {one}"
+    );
+}
+
+#[test]
+fn a_prefetch_that_is_deleted_makes_a_loop_slower() {
+    let work = "  v_mfma_f32_32x32x8_f16 v[32:47], v[2:3], v[4:5], v[32:47]\n".repeat(24);
+    let prefetched = format!(
+        "  v_add_u32 v7, v7, v9\n  s_waitcnt vmcnt(0)\n  global_load_dwordx4 v[16:19], v7, s[4:5]\n{work}"
+    );
+    let late = format!(
+        "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[16:19], v7, s[4:5]\n  s_waitcnt vmcnt(0)\n{work}"
+    );
+    let clocks = |body: &str| {
+        Kernel {
+            warm: false,
+            ..Kernel::new(format!("  v_mov_b32 v7, v1\n  v_mov_b32 v9, 4096\n{}", repeat(40, body)))
+        }
+        .clocks()
+    };
+    let (prefetched, late) = (clocks(&prefetched), clocks(&late));
+    assert!(late > 1.3 * prefetched, "{late} {prefetched}");
+}
+
+/// Workgroups that each read 32 KiB of their own.
+fn stream() -> Kernel {
+    let loads: String = (0..8).map(|i| format!("  global_load_dwordx4 v[{}:{}], v[12:13], off offset:0\n  v_add_co_u32 v12, vcc, v12, v9\n  v_addc_co_u32 v13, vcc, 0, v13, vcc\n", 16 + 4 * i, 19 + 4 * i)).collect();
+    let body = format!(
+        "  s_lshl_b32 s8, s2, 15
+  s_add_u32 s4, s4, s8
+  s_addc_u32 s5, s5, 0
+  v_mov_b32 v9, 0x1000
+  v_mov_b32 v13, s5
+  v_add_co_u32 v12, vcc, s4, v1
+  v_addc_co_u32 v13, vcc, 0, v13, vcc
+{loads}"
+    );
+    Kernel { grid: 304 * 16, block: 256, bytes: 304 * 16 * 32768, warm: false, ..Kernel::new(body) }
+}
+
+#[test]
+fn streams_approach_the_memory_rate_and_matrix_clocks_do_not_matter_to_them() {
+    let kernel = stream();
+    let traced = kernel.traced(false);
+    let values = Values::fitted();
+    let p = traced.time(values);
+    let part = Part::named("mi325x").expect("a part");
+    let rate = kernel.bytes as f64 / (p.us * 1e3) / (part.hbm.value * values.get(C::HbmGfx942));
+    assert!(rate <= 1.0 && rate > 0.6, "{rate} of what HBM gives, bound by {}", p.bound);
+    let index = C::DutyMi325x as usize;
+    assert_eq!(traced.time(&values.with(index, 2000.0)).us, p.us);
+}
+
+#[test]
+fn straight_code_pays_for_its_fetch() {
+    let got = each("", "v_add_f32 v20, v21, v22");
+    near(got, 4.0 + fetch(4.0), 0.1);
+}
+
+#[test]
+fn a_kernel_for_another_target_is_refused() {
+    let image = assemble(&Assembly { cpu: "gfx950", body: "", ..Assembly::default() });
+    let rig = Rig::new(options("gfx950"), &image);
+    let args = Args::new().push(0u64);
+    let dispatch = Dispatch { grid: [1; 3], block: [64, 1, 1], dynamic_lds: 0, args: &args.0 };
+    let part = Part::named("mi325x").expect("a part");
+    let error = trace(part, &rig.machine, &rig.module, "test", &dispatch, &[], Options::default())
+        .map(|_| ())
+        .expect_err("refused");
+    assert_eq!(error.to_string(), "the part mi325x runs gfx942, the code object is for gfx950");
+}
