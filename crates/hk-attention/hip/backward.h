@@ -132,6 +132,8 @@ class Pass {
     using Mma = hk::FragMma<T, T, kDim>;
     using L = Lds<T, kDqk, kDv, kDq>;
     static constexpr int kTile = L::kTile, kStep = kTile < 32 ? kTile : 32;  // moving rows of a step
+    static constexpr int kUnrolledSteps =
+        sizeof(T) == 2 && kDqk + kDv <= 128 ? 2 : 1;  // of wide tiles registers are too few
     static constexpr int kVec = 16 / int(sizeof(T)), kPartCols = 128 / int(sizeof(T));
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>;
     static constexpr int kRowsOfPass = kThreads / 8;  // rows that the block loads together, 128 bytes each
@@ -427,9 +429,14 @@ class Pass {
             Prefetched loaded;
             if (more) loaded = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
             next = loaded;  // not the old one if there is no more: that would stay live
-            const Form form = form_of(from + t * kTile, to);
-#pragma unroll 1
-            for (u32 i = 0; i < kTile; i += kStep) step(form, from + t * kTile, to, i, t % 2);
+            const Form form = form_of(from + t * kTile, kTile, work_.first, kRows, to);
+#pragma unroll kUnrolledSteps
+            for (u32 i = 0; i < kTile; i += kStep) {
+                const u32 own = work_.first + hk::wave_id() * kDim;
+                const Form of_wave =
+                    kDq && form == Form::kMasked ? form_of(from + t * kTile + i, kStep, own, kDim, to) : form;
+                step(of_wave, from + t * kTile, to, i, t % 2);
+            }
             if (kDq && t > 0) turns.performed();
             hk::block_barrier();
             if constexpr (kDq) {
@@ -623,24 +630,24 @@ class Pass {
                                   DqPlaces::n(0, e % DqPlaces::kElements);
                     // A scalar address and the lane's offset.
                     const auto from = reinterpret_cast<u64>(turns.sums(tile) + (dq_row(n) * stride + first));
-                    hk::atomic_add(reinterpret_cast<GlobalPtr<float>>(from + of_lane), sums[c][e / DqPlaces::kElements][e % DqPlaces::kElements]);
+                    hk::atomic_add(reinterpret_cast<GlobalPtr<float>>(from + of_lane),
+                                   sums[c][e / DqPlaces::kElements][e % DqPlaces::kElements]);
                 }
             }
         }
     }
 
-    /// kProducts: all keys see all queries of the tile.
-    HK_FN Form form_of(u32 first, u32 to) const {
+    /// Of `n` moving rows from `first` on and `n_own` of the block's from `own` on; kProducts: all keys see all queries.
+    HK_FN Form form_of(u32 first, u32 n, u32 own, u32 n_own, u32 to) const {
         const attention::Params &p = params().all;
         const auto &of = p.scores;
         if (kHstu || of.softcap != 0.0f || of.alibi || of.dropout || !(of.scale > 0.0f)) return Form::kGeneral;
-        const u32 row = kOfKeys ? first : work_.first, rows = kOfKeys ? kTile : kRows;
-        const i32 key = i32(kOfKeys ? work_.first : first), keys = kOfKeys ? kRows : kTile;
-        if (first + kTile > to || u32(key + keys) > work_.fresh || row + rows > work_.q_len * p.group)
-            return Form::kMasked;
+        const u32 row = kOfKeys ? first : own, rows = kOfKeys ? n : n_own;
+        const u32 key = kOfKeys ? own : first, keys = kOfKeys ? n_own : n;
+        if (first + n > to || key + keys > work_.fresh || row + rows > work_.q_len * p.group) return Form::kMasked;
         const auto query = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
-        const bool all = key_range(p, work_, query(row)).last >= key + keys - 1 &&
-                         key_range(p, work_, query(row + rows - 1)).first <= key;
+        const bool all = key_range(p, work_, query(row)).last >= i32(key + keys - 1) &&
+                         key_range(p, work_, query(row + rows - 1)).first <= i32(key);
         return all ? Form::kProducts : Form::kMasked;
     }
 
@@ -811,15 +818,23 @@ class Pass {
     /// p and ds of scores that are products.
     HK_FN void gradients(Scores &s, Scores &d, bool masked, const Visible &visible, Operand &probs, Operand &ds) const {
         const float scale = params().all.scores.scale * kLog2E;
-        each_score([&](int e) {
-            float x = score(s, e) * scale, y = score(d, e);
+        constexpr int kPacked = kDq ? 2 : 1;  // without dq a VGPR spills on gfx942
+#pragma unroll
+        for (int e = 0; e < kScores; e += kPacked) {
+            Vec<float, kPacked> x, y;
+#pragma unroll
+            for (int i = 0; i < kPacked; ++i) x[i] = score(s, e + i), y[i] = score(d, e + i);
+            x *= scale;
             if constexpr (!kOfKeys) {
                 const Query &query = query_[e / hk::kMmaRows % kLaneRows];
                 x -= query.lse, y -= query.delta;
             }
-            const float prob = hk::exp2_fast(x);
-            score(s, e) = prob, score(d, e) = prob * y;
-        });
+#pragma unroll
+            for (int i = 0; i < kPacked; ++i) x[i] = hk::exp2_fast(x[i]);
+            y *= x;
+#pragma unroll
+            for (int i = 0; i < kPacked; ++i) score(s, e + i) = x[i], score(d, e + i) = y[i];
+        }
         if (masked) {
             mask(s, d, visible);
             round(s, d, probs, ds);
