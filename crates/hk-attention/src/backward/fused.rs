@@ -1,8 +1,6 @@
 //! Gradients of attention by five products.
 
-use super::{
-    Arguments, BackwardInputs, Gradients, Kernels, Schedule, backward, kernel_of, table,
-};
+use super::{Arguments, BackwardInputs, Gradients, Kernels, Schedule, backward, kernel_of, table};
 use crate::kernels::backward::Params;
 use crate::prefill::{Heads, check_heads};
 use crate::{AttentionElement, AttentionOptions, SequenceStarts};
