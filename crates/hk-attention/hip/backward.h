@@ -54,12 +54,10 @@ struct Params {
 
 inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
 
-/// Stationary rows of a wave. Same values as in src/backward/fused.rs and mod.rs.
-template <class T, int kDqk, int kDv, bool kDq>
+/// Stationary rows of a wave. Same values as in src/backward/mod.rs.
+template <class T, int kDqk, int kDv>
 inline constexpr int kDimOf =
-    hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= (kDq && sizeof(T) == 2 ? 512 : 1024) && kDv * sizeof(T) < 512
-        ? 32
-        : 16;
+    hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= 1024 && kDv * sizeof(T) < 512 ? 32 : 16;
 /// Moving rows of a tile. Same values as in src/backward/fused.rs.
 template <class T, int kDqk, int kDv>
 inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64
@@ -100,7 +98,7 @@ struct DsTile<kKeys, true> {
 };
 
 template <class T, int kDqk, int kDv, bool kDq>
-struct Lds : DsTile<kWaves * kDimOf<T, kDqk, kDv, kDq>, kDq> {
+struct Lds : DsTile<kWaves * kDimOf<T, kDqk, kDv>, kDq> {
     static constexpr int kTile = kTileOf<T, kDqk, kDv>;
     using Part = hk::SharedTile<kTile, 128>;
 
@@ -129,11 +127,13 @@ HK_FN void atomics_performed() {
 /// Gradients of a block's keys, of its queries, or of its keys and, with kDq, the share of its keys in those of queries.
 template <class T, int kDqk, int kDv, bool kOfKeys, bool kHstu, bool kDq = false>
 class Pass {
-    static constexpr int kDim = kDimOf<T, kDqk, kDv, kDq>;
+    static constexpr int kDim = kDimOf<T, kDqk, kDv>;
     using Places = hk::AccLayout<kDim>;
     using Mma = hk::FragMma<T, T, kDim>;
     using L = Lds<T, kDqk, kDv, kDq>;
     static constexpr int kTile = L::kTile, kStep = kTile < 32 ? kTile : 32;  // moving rows of a step
+    static constexpr int kUnrolledSteps =
+        sizeof(T) == 2 && kDqk + kDv <= 128 ? 2 : 1;  // of wide tiles registers are too few
     static constexpr int kVec = 16 / int(sizeof(T)), kPartCols = 128 / int(sizeof(T));
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>;
     static constexpr int kRowsOfPass = kThreads / 8;  // rows that the block loads together, 128 bytes each
@@ -142,10 +142,14 @@ class Pass {
     using Scores = hk::WaveTile<Mma, kStep, kDim>;
     using Operand = typename Scores::template AsOperand<T>;
     static constexpr int kFragRows = kVec * hk::kLaneGroups<kDim>;  // moving rows of a fragment
-    // Of dq: tiles of kDim rows and of kDim columns. Waves have a share of the columns, and of the rows where columns are few.
-    static constexpr int kDqRows = kTile / kDim, kDqCols = kDqk / kDim;
+    // Of dq: tiles of kDqDim rows and columns, of 16 where waves have as many columns only so. Waves have a share of the columns, and of the rows where columns are few.
+    static constexpr int kDqDim = kDqk / kDim % kWaves == kWaves / 2 && kDqk > 64 ? 16 : kDim;
+    static constexpr int kDqRows = kTile / kDqDim, kDqCols = kDqk / kDqDim;
     static constexpr int kRowShares = kDqCols < kWaves && kDqRows > 1 ? 2 : 1, kColShares = kWaves / kRowShares;
     static constexpr int kOwnRows = kDqRows / kRowShares, kOwnCols = (kDqCols + kColShares - 1) / kColShares;
+    using DqPlaces = hk::AccLayout<kDqDim>;
+    using DqMma = hk::FragMma<T, T, kDqDim>;
+    static constexpr int kDqFragRows = kVec * hk::kLaneGroups<kDqDim>;
 
     /// The lane's fragments of kD columns.
     template <int kD>
@@ -175,7 +179,7 @@ class Pass {
 
   private:
     hk::Frag k_columns_[kDq ? kOwnCols : 1]
-                       [kDq ? kRows / kFragRows : 1];  // of the wave's columns, over the block's keys
+                       [kDq ? kRows / kDqFragRows : 1];  // of the wave's columns, over the block's keys
 
   public:
     HK_FN Pass(const Params &p, const Work &work, L &lds)
@@ -425,9 +429,14 @@ class Pass {
             Prefetched loaded;
             if (more) loaded = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
             next = loaded;  // not the old one if there is no more: that would stay live
-            const Form form = form_of(from + t * kTile, to);
-#pragma unroll 1
-            for (u32 i = 0; i < kTile; i += kStep) step(form, from + t * kTile, to, i, t % 2);
+            const Form form = form_of(from + t * kTile, kTile, work_.first, kRows, to);
+#pragma unroll kUnrolledSteps
+            for (u32 i = 0; i < kTile; i += kStep) {
+                const u32 own = work_.first + hk::wave_id() * kDim;
+                const Form of_wave =
+                    kDq && form == Form::kMasked ? form_of(from + t * kTile + i, kStep, own, kDim, to) : form;
+                step(of_wave, from + t * kTile, to, i, t % 2);
+            }
             if (kDq && t > 0) turns.performed();
             hk::block_barrier();
             if constexpr (kDq) {
@@ -485,32 +494,47 @@ class Pass {
     };
 
     HK_FN static u32 row_share() { return hk::wave_id() % kRowShares; }
-    HK_FN static u32 first_col() { return hk::wave_id() / kRowShares * kOwnCols * kDim; }
+    HK_FN static u32 first_col() { return hk::wave_id() / kRowShares * kOwnCols * kDqDim; }
 
-    /// Columns of the block's keys, in the order of ds_frags. Those of keys that are not there meet ds of 0, of columns that are not, lanes
-    /// that store nothing.
+    /// Columns of the block's keys, in the order of ds_frags: the waves' fragments cross LDS, as rows of the first operand, a tile at a time.
     HK_FN void load_columns() {
-        const u32 lane = hk::lane_id(), last = work_.fresh - 1, width = params().all.dqk;
-        const i64 stride = params().all.fresh.k.token;
-        u64 rows[2];
-        key_rows(0, rows);
+        const u32 lane = hk::lane_id();
 #pragma unroll
-        for (int c = 0; c < kOwnCols; ++c) {
+        for (int first = 0; first < kRows; first += kTile) {
 #pragma unroll
-            for (int f = 0; f < kRows / kFragRows; ++f) {
-                hk::sched_barrier();
-                k_columns_[c][f] = hk::joined(hk::per_row([&](u32 r) {
-                    const u32 col = first_col() + c * kDim + hk::row_of_lane<kDim>(lane, r);
-                    const u64 first = rows[0] + (col < width ? col : 0) * sizeof(T);
-                    Vec<T, kVec> v;
+            for (int r = 0; r < kLaneRows; ++r) {
+                const u32 row = own_row(r) - work_.first - first;
+                if (row >= kTile) continue;
 #pragma unroll
-                    for (u32 i = 0; i < kVec; ++i) {
-                        const u32 key = work_.first + f * kFragRows + Places::n(lane, i / 4 * 4 * kLaneRows + i % 4);
-                        v[i] = *reinterpret_cast<GlobalPtr<const T>>(first + u64((key < last ? key : last) * stride));
-                    }
-                    return __builtin_bit_cast(Vec<u32, 4>, v);
-                }));
+                for (int step = 0; step < a_.kSteps; ++step) {
+                    constexpr int kStepsOfPart = 128 / kFragBytes;
+                    Vec<u32, 4> chunk;
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) chunk[i] = a_.frag[step][r * 4 + i];
+                    const u32 at = step % kStepsOfPart * hk::kLaneGroups<kDim> + hk::group_of_lane<kDim>(lane);
+                    auto &part = lds_.first[step / kStepsOfPart];
+                    part.chunk[part.place(row, at)] = chunk;
+                }
             }
+            hk::block_barrier();
+#pragma unroll
+            for (int c = 0; c < kOwnCols; ++c) {
+#pragma unroll
+                for (int f = 0; f < kTile / kDqFragRows; ++f) {
+                    k_columns_[c][first / kDqFragRows + f] = hk::joined(hk::per_row([&](u32 r) {
+                        u32 col = first_col() + c * kDqDim + hk::row_of_lane<kDqDim>(lane, r);
+                        if (kOwnCols * kColShares > kDqCols && col >= kDqk) col = 0;
+                        Vec<T, kVec> v;
+#pragma unroll
+                        for (u32 i = 0; i < kVec; ++i) {
+                            const u32 key = f * kDqFragRows + DqPlaces::n(lane, i / 4 * 4 * kLaneRows + i % 4);
+                            v[i] = lds_.first[col / kPartCols].template get<T>(key, col % kPartCols * sizeof(T));
+                        }
+                        return __builtin_bit_cast(Vec<u32, 4>, v);
+                    }));
+                }
+            }
+            hk::block_barrier();
         }
     }
     // Of AMD targets, 16 bits: a wave's writes of 8 bytes have no bank conflicts if the halves of a chunk change places in every other group
@@ -518,16 +542,16 @@ class Pass {
     static constexpr bool kSwapped = sizeof(T) == 2 && !hk::kHasLdmatrix;
     HK_FN static u32 swapped(u32 key) { return kSwapped ? key / (hk::kHasReadTr ? 16 : 8) % 2 * 8 : 0; }
 
-    static constexpr int kDsOperands = kTile / kDim;
+    static constexpr int kDsOperands = kTile / kDqDim;
     /// Fragments of the wave's rows of the tile, over the keys of fragment f.
     HK_FN void ds_frags(int f, hk::Frag (&frags)[kOwnRows]) const {
-        const u32 lane = hk::lane_id(), first = f * kFragRows, share = row_share() * kOwnRows;
+        const u32 lane = hk::lane_id(), first = f * kDqFragRows, share = row_share() * kOwnRows;
         if constexpr (!kSwapped) {
-            hk::Frag all[kPartCols / kDim];
+            hk::Frag all[kPartCols / kDqDim];
             if constexpr (sizeof(T) == 4)
                 element_frags(lds_.ds, first, all);
             else
-                lds_.ds.template column_frags<kDim, true>(first, all);
+                lds_.ds.template column_frags<kDqDim, true>(first, all);
 #pragma unroll
             for (int i = 0; i < kOwnRows; ++i) {
                 frags[i] = all[i];
@@ -537,10 +561,10 @@ class Pass {
             using Four = Vec<short, 4>;
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
-                const u32 key = first + Places::n(lane, 4 * half) + lane % 16 / 4;
+                const u32 key = first + DqPlaces::n(lane, 4 * half) + lane % 16 / 4;
 #pragma unroll
                 for (u32 i = 0; i < kOwnRows; ++i) {
-                    const u32 col = (share + i) * kDim + lane % kDim / 16 * 16 + lane % 4 * 4;
+                    const u32 col = (share + i) * kDqDim + lane % kDqDim / 16 * 16 + lane % 4 * 4;
                     const auto *chunk = reinterpret_cast<const u8 *>(lds_.ds.chunk + lds_.ds.place(key, col / 8));
                     const auto *at = reinterpret_cast<const Four *>(chunk + (col / 4 % 2 * 8 ^ swapped(key)));
                     const auto four = __builtin_bit_cast(Vec<u32, 2>, hk::detail::read_transposed(at));
@@ -554,8 +578,8 @@ class Pass {
             Columns of_key[8];
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
-                const u32 key = first + Places::n(lane, i);
-                of_key[i] = lds_.ds.template get<Columns>(key, lane % kDim * sizeof(Columns) ^ swapped(key));
+                const u32 key = first + DqPlaces::n(lane, i);
+                of_key[i] = lds_.ds.template get<Columns>(key, lane % kDqDim * sizeof(Columns) ^ swapped(key));
             }
 #pragma unroll
             for (u32 j = 0; j < kOwnRows; ++j) {
@@ -568,17 +592,17 @@ class Pass {
     /// The row of the tile that row n of the fragments is.
     HK_FN static u32 dq_row(u32 n) {
         if constexpr (sizeof(T) == 4) return n;
-        if constexpr (kSwapped && !hk::kHasReadTr) return n % kDim * kDsOperands + n / kDim;
-        return L::Part::template column<kDim>(n);
+        if constexpr (kSwapped && !hk::kHasReadTr) return n % kDqDim * kDsOperands + n / kDqDim;
+        return L::Part::template column<kDqDim>(n);
     }
     /// Adds the share of the block's keys to the gradients of a tile of queries.
     HK_FN void add_queries(u32 tile, const Turns &turns) const {
-        typename Mma::Acc sums[kOwnCols][kOwnRows] = {};
+        typename DqMma::Acc sums[kOwnCols][kOwnRows] = {};
 #pragma unroll
-        for (int f = 0; f < kRows / kFragRows; f += Mma::kFrags) {
-            hk::Frag ds[kOwnRows][Mma::kFrags];
+        for (int f = 0; f < kRows / kDqFragRows; f += DqMma::kFrags) {
+            hk::Frag ds[kOwnRows][DqMma::kFrags];
 #pragma unroll
-            for (int e = 0; e < Mma::kFrags; ++e) {
+            for (int e = 0; e < DqMma::kFrags; ++e) {
                 hk::Frag of_step[kOwnRows];
                 ds_frags(f + e, of_step);
 #pragma unroll
@@ -587,7 +611,7 @@ class Pass {
 #pragma unroll
             for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
-                for (int i = 0; i < kOwnRows; ++i) sums[c][i] = Mma::mma(ds[i], &k_columns_[c][f], sums[c][i]);
+                for (int i = 0; i < kOwnRows; ++i) sums[c][i] = DqMma::mma(ds[i], &k_columns_[c][f], sums[c][i]);
             }
         }
         turns.wait(tile);
@@ -596,34 +620,34 @@ class Pass {
         for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
             for (int r = 0; r < kLaneRows; ++r) {
-                const u32 first = first_col() + c * kDim, own = hk::row_of_lane<kDim>(lane, r);
+                const u32 first = first_col() + c * kDqDim, own = hk::row_of_lane<kDqDim>(lane, r);
                 if (first + own >= dqk) continue;
-                const u32 of_lane = dq_row(Places::n(lane, 0)) * stride + own;
+                const u32 of_lane = (dq_row(DqPlaces::n(lane, 0)) * stride + own) * u32(sizeof(float));
 #pragma unroll
-                for (int e = 0; e < kOwnRows * Places::kElements; ++e) {
+                for (int e = 0; e < kOwnRows * DqPlaces::kElements; ++e) {
                     if (e / hk::kMmaRows % kLaneRows != r) continue;
-                    const u32 n = row_share() * (kOwnRows * kDim) + e / Places::kElements * kDim +
-                                  Places::n(0, e % Places::kElements);
+                    const u32 n = row_share() * (kOwnRows * kDqDim) + e / DqPlaces::kElements * kDqDim +
+                                  DqPlaces::n(0, e % DqPlaces::kElements);
                     // A scalar address and the lane's offset.
-                    hk::atomic_add(turns.sums(tile) + (dq_row(n) * stride + first) + of_lane,
-                                   sums[c][e / Places::kElements][e % Places::kElements]);
+                    const auto from = reinterpret_cast<u64>(turns.sums(tile) + (dq_row(n) * stride + first));
+                    hk::atomic_add(reinterpret_cast<GlobalPtr<float>>(from + of_lane),
+                                   sums[c][e / DqPlaces::kElements][e % DqPlaces::kElements]);
                 }
             }
         }
     }
 
-    /// kProducts: all keys see all queries of the tile.
-    HK_FN Form form_of(u32 first, u32 to) const {
+    /// Of `n` moving rows from `first` on and `n_own` of the block's from `own` on; kProducts: all keys see all queries.
+    HK_FN Form form_of(u32 first, u32 n, u32 own, u32 n_own, u32 to) const {
         const attention::Params &p = params().all;
         const auto &of = p.scores;
         if (kHstu || of.softcap != 0.0f || of.alibi || of.dropout || !(of.scale > 0.0f)) return Form::kGeneral;
-        const u32 row = kOfKeys ? first : work_.first, rows = kOfKeys ? kTile : kRows;
-        const i32 key = i32(kOfKeys ? work_.first : first), keys = kOfKeys ? kRows : kTile;
-        if (first + kTile > to || u32(key + keys) > work_.fresh || row + rows > work_.q_len * p.group)
-            return Form::kMasked;
+        const u32 row = kOfKeys ? first : own, rows = kOfKeys ? n : n_own;
+        const u32 key = kOfKeys ? own : first, keys = kOfKeys ? n_own : n;
+        if (first + n > to || key + keys > work_.fresh || row + rows > work_.q_len * p.group) return Form::kMasked;
         const auto query = [&](u32 row) { return hk::DivMod(row, p.group, p.group_inverse).quotient; };
-        const bool all = key_range(p, work_, query(row)).last >= key + keys - 1 &&
-                         key_range(p, work_, query(row + rows - 1)).first <= key;
+        const bool all = key_range(p, work_, query(row)).last >= i32(key + keys - 1) &&
+                         key_range(p, work_, query(row + rows - 1)).first <= i32(key);
         return all ? Form::kProducts : Form::kMasked;
     }
 
@@ -794,15 +818,23 @@ class Pass {
     /// p and ds of scores that are products.
     HK_FN void gradients(Scores &s, Scores &d, bool masked, const Visible &visible, Operand &probs, Operand &ds) const {
         const float scale = params().all.scores.scale * kLog2E;
-        each_score([&](int e) {
-            float x = score(s, e) * scale, y = score(d, e);
+        constexpr int kPacked = kDq ? 2 : 1;  // without dq a VGPR spills on gfx942
+#pragma unroll
+        for (int e = 0; e < kScores; e += kPacked) {
+            Vec<float, kPacked> x, y;
+#pragma unroll
+            for (int i = 0; i < kPacked; ++i) x[i] = score(s, e + i), y[i] = score(d, e + i);
+            x *= scale;
             if constexpr (!kOfKeys) {
                 const Query &query = query_[e / hk::kMmaRows % kLaneRows];
                 x -= query.lse, y -= query.delta;
             }
-            const float prob = hk::exp2_fast(x);
-            score(s, e) = prob, score(d, e) = prob * y;
-        });
+#pragma unroll
+            for (int i = 0; i < kPacked; ++i) x[i] = hk::exp2_fast(x[i]);
+            y *= x;
+#pragma unroll
+            for (int i = 0; i < kPacked; ++i) score(s, e + i) = x[i], score(d, e + i) = y[i];
+        }
         if (masked) {
             mask(s, d, visible);
             round(s, d, probs, ds);

@@ -1,8 +1,6 @@
 //! Gradients of attention by five products.
 
-use super::{
-    Arguments, BackwardInputs, Gradients, Kernels, Schedule, backward, kernel_of, rows_of_tile, table,
-};
+use super::{Arguments, BackwardInputs, Gradients, Kernels, Schedule, backward, kernel_of, table};
 use crate::kernels::backward::Params;
 use crate::prefill::{Heads, check_heads};
 use crate::{AttentionElement, AttentionOptions, SequenceStarts};
@@ -88,14 +86,6 @@ fn moving_rows(dtype: DType, [dqk, dv]: [usize; 2]) -> usize {
         0..=640 if dtype.size_bytes() == 2 => 64,
         0..=1024 => 32,
         _ => 16,
-    }
-}
-
-/// `kRows` of the blocks of keys of `hip/backward.h`.
-pub(super) fn keys_of_block(amd: bool, dtype: DType, [dqk, dv]: [usize; 2]) -> usize {
-    match amd && dtype.size_bytes() == 2 && dqk + dv > 256 {
-        true => 64,
-        false => rows_of_tile(amd, dtype, dv),
     }
 }
 

@@ -26,7 +26,7 @@ macro_rules! table {
         &[$(([$dqk, $dv], Params::kernel(concat!("backward_", $dtype, "_", $columns)))),*]
     };
 }
-use fused::{Layout, keys_of_block, rounding};
+use fused::{Layout, rounding};
 use table;
 
 static KERNELS: Kernels = [
@@ -422,10 +422,8 @@ impl Blocks {
             Error::unsupported(op, format!("{} columns", heads.dqk), "no kernel is that wide")
         })?;
         let amd = stream.device().info().arch.is_amd();
-        let [keys, queries] = match one_pass {
-            None => [rows_of_tile(amd, dtype, columns[1]); 2],
-            Some(layout) => [keys_of_block(amd, dtype, columns), layout.tile],
-        };
+        let keys = rows_of_tile(amd, dtype, columns[1]);
+        let queries = one_pass.map_or(keys, |layout| layout.tile);
         let group = heads.heads / heads.kv_heads;
         let too_large = |arg, n: usize| Error::too_large(op, arg, format!("{n} rows"), (1 << 30) - 1);
         let given = problem.params.sequences;
