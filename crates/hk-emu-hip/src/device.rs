@@ -8,6 +8,7 @@ use hk_codeobj::Arch;
 use hk_emu::Costs;
 
 use crate::abi::{PropertiesR0000, PropertiesR0600};
+use crate::capture::forbid_any;
 use crate::error::{self, HipError, Result};
 use crate::host::{get, put, put_if, put_string, string};
 use crate::memory;
@@ -322,7 +323,10 @@ api! {
         put(properties, known_device(device)?.properties())
     }
 
-    fn hipDeviceSynchronize() { runtime().current()?.check() }
+    fn hipDeviceSynchronize() {
+        forbid_any(HipError::STREAM_CAPTURE_UNSUPPORTED)?;
+        runtime().current()?.check()
+    }
 
     fn hipDeviceReset() {
         reset(runtime().current()?);

@@ -11,7 +11,7 @@ use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
 
 use crate::error::{HipError, Result, SUCCESS};
-use crate::memory::Block;
+use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
 use crate::stream::{Event, Stream};
@@ -52,6 +52,7 @@ pub(crate) struct Device {
     failure: AtomicI32,
     /// Bytes that the program has allocated.
     pub used: AtomicU64,
+    pub graph_use: GraphUse,
 }
 
 impl Device {
@@ -86,6 +87,10 @@ pub(crate) enum Tag {
     Context = 0x55,
     FatBinary = 0x56,
     Pool = 0x57,
+    Graph = 0x58,
+    Node = 0x59,
+    Exec = 0x5a,
+    UserObject = 0x5b,
 }
 
 impl Tag {
@@ -235,6 +240,7 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
             machine: Machine::new(options),
             failure: AtomicI32::new(SUCCESS),
             used: AtomicU64::new(0),
+            graph_use: GraphUse::default(),
         })
     };
     specs.iter().enumerate().map(device).collect()
