@@ -52,7 +52,7 @@ fn params<T: Pod>(ptr: *const T) -> Result<T> {
 }
 
 /// The work of a node, or of the node of an instance that was made of it.
-fn work_of<'a>(graphs: &'a mut Graphs, exec: Option<u64>, node: u64) -> Result<&'a mut Node> {
+fn work_of(graphs: &mut Graphs, exec: Option<u64>, node: u64) -> Result<&mut Node> {
     graphs.node(node)?;
     match exec {
         Some(exec) => graphs.exec_node(exec, node),

@@ -9,8 +9,10 @@ mod graph_api;
 mod host;
 mod image;
 mod lookup;
+mod managed;
 mod memory;
 mod module;
+mod pool;
 mod register;
 mod runtime;
 mod spt;
@@ -24,7 +26,7 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
     let group = |title, lists: &[&[&'static str]]| (title, lists.concat());
     vec![
         group("devices, contexts, errors", &[device::NAMES, device::MORE_NAMES]),
-        group("memory", &[memory::NAMES, volume::NAMES]),
+        group("memory", &[memory::NAMES, volume::NAMES, pool::NAMES, managed::NAMES]),
         group("streams, events", &[stream::NAMES, stream::MORE_NAMES]),
         group("graphs, capture", &[capture::NAMES, graph_api::NAMES]),
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),

@@ -16,13 +16,14 @@ use bytemuck::Zeroable;
 use crate::abi::{
     DriverMemcpy3D, MemAllocNodeParams, Memcpy2D, PointerAttributes, Side2D, Side3D, memory_type,
 };
-use crate::capture::{self, forbid_synchronous, forbid_unsafe};
+use crate::capture::{forbid_synchronous, forbid_unsafe};
 pub(crate) use crate::device::MAX_PITCH;
 use crate::error::{HipError, Result};
 use crate::host::{self, CHUNK, get, put, put_if};
-use crate::runtime::{Device, Runtime, Tag, api, lock, runtime, say};
+use crate::runtime::{Device, Runtime, api, lock, runtime, say};
 use crate::stream::stream;
 use crate::work::{Copy, Fill, Work, submit};
+use crate::{managed, pool};
 
 /// Alignment of device memory, and of the rows of pitched memory.
 const ALIGN: u64 = 256;
@@ -226,6 +227,9 @@ pub(crate) fn free(addr: u64) -> Result {
     }
     if let Some(block) = blocks.remove(&addr) {
         release(runtime, addr, &block);
+        drop(blocks);
+        pool::freed(addr);
+        managed::freed(addr);
         return runtime.devices.get(block.device).map_or(Ok(()), Device::check);
     }
     Ok(())
@@ -393,6 +397,13 @@ impl GraphUse {
 /// Whether memory is of the runtime, registered, or of a module.
 pub(crate) fn is_known(addr: u64) -> bool {
     lookup(addr).is_some()
+}
+
+/// The first address of managed memory that has so many bytes from `ptr` on.
+pub(crate) fn is_managed(ptr: u64, bytes: u64) -> Option<u64> {
+    let (base, block) = lookup(ptr)?;
+    let managed = matches!(block.kind, Kind::Managed(_) | Kind::ManagedGlobal(_));
+    (managed && bytes <= block.size - (ptr - base)).then_some(base)
 }
 
 /// Whether memory is a device's, and not mapped host memory.
@@ -745,28 +756,10 @@ fn pointer_attribute(data: u64, attribute: c_int, ptr: u64) -> Result {
     }
 }
 
-/// The one memory pool of a device, which is its memory.
-fn pool(handle: u64) -> Result<&'static Device> {
-    let id = Tag::Pool.id(handle).ok_or(HipError::INVALID_VALUE)?;
-    runtime().devices.get(id as usize).ok_or(HipError::INVALID_VALUE)
-}
-
 fn malloc_to(ptr: *mut u64, bytes: u64) -> Result {
     forbid_unsafe()?;
     put(ptr, 0)?;
     put(ptr, malloc(runtime().current()?, bytes)?)
-}
-
-/// Memory in the order of a stream.
-fn malloc_on(ptr: *mut u64, bytes: u64, device: &Device, on: u64) -> Result {
-    put(ptr, 0)?;
-    let on = stream(on)?;
-    if bytes > 0 && capture::captures(on)? {
-        let memory = GraphMemory::captured(device, bytes)?;
-        put(ptr, memory.params.ptr)?;
-        return capture::add(on, Work::Alloc(memory)).map(drop);
-    }
-    put(ptr, malloc(device, bytes)?)
 }
 
 fn free_now(ptr: u64) -> Result {
@@ -794,7 +787,6 @@ api! {
     fn hipMalloc(ptr: *mut u64, bytes: u64) { malloc_to(ptr, bytes) }
     fn hipExtMallocWithFlags(ptr: *mut u64, bytes: u64, _flags: c_uint) { malloc_to(ptr, bytes) }
 
-    fn hipMallocAsync(ptr: *mut u64, bytes: u64, on: u64) { malloc_on(ptr, bytes, stream(on)?.device, on) }
     fn hipFree(ptr: u64) { free_now(ptr) }
 
     fn hipFreeAsync(ptr: u64, on: u64) {
@@ -854,6 +846,9 @@ api! {
 
     fn hipHostUnregister(ptr: u64) {
         forbid_unsafe()?;
+        if ptr == 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
         let runtime = runtime();
         let mut blocks = lock(&runtime.blocks);
         match blocks.get(&ptr) {
@@ -1003,37 +998,8 @@ api! {
         put(size, block.size)
     }
 
-    // Hints about where managed memory should be.
-    fn hipMemPrefetchAsync(ptr: u64, bytes: u64, _device: c_int, on: u64) {
-        stream(on)?;
-        side(ptr, bytes).map(drop)
-    }
-
-    fn hipMemAdvise(ptr: u64, bytes: u64, _advice: c_int, _device: c_int) { side(ptr, bytes).map(drop) }
-
     fn hipStreamAttachMemAsync(on: u64, ptr: u64, bytes: u64, _flags: c_uint) {
         stream(on)?;
         side(ptr, bytes).map(drop)
-    }
-
-    // One pool for each device; its attributes are hints.
-    fn hipDeviceGetDefaultMemPool(pool: *mut u64, device: c_int) {
-        put(pool, Tag::Pool.handle(runtime().device(device)?.ordinal as u64))
-    }
-
-    fn hipDeviceGetMemPool(pool: *mut u64, device: c_int) {
-        put(pool, Tag::Pool.handle(runtime().device(device)?.ordinal as u64))
-    }
-
-    fn hipDeviceSetMemPool(device: c_int, handle: u64) {
-        let same = pool(handle)?.ordinal == runtime().device(device)?.ordinal;
-        if same { Ok(()) } else { Err(HipError::INVALID_VALUE) }
-    }
-
-    fn hipMemPoolTrimTo(handle: u64, _bytes: u64) { pool(handle).map(drop) }
-    fn hipMemPoolSetAttribute(handle: u64, _attribute: c_int, _value: u64) { pool(handle).map(drop) }
-
-    fn hipMallocFromPoolAsync(ptr: *mut u64, bytes: u64, handle: u64, on: u64) {
-        malloc_on(ptr, bytes, pool(handle)?, on)
     }
 }

@@ -430,6 +430,9 @@ fn attribute(a: &FuncAttributes, number: c_int) -> Result<c_int> {
 api! {
     fn hipModuleLoad(module: *mut u64, path: *const c_char) {
         let path = string(path)?;
+        if path.is_empty() {
+            return Err(HipError::INVALID_VALUE);
+        }
         load_to(module, |device| image::in_file(&path, device.arch))
     }
 
@@ -505,6 +508,35 @@ api! {
         start: u64,
         stop: u64,
         _flags: u32,
+    ) {
+        let function = known_function(f)?;
+        launch_threads(&function, Launch {
+            handle: f,
+            grid: [x, y, z],
+            block: [block_x, block_y, block_z],
+            dynamic_lds,
+            on: stream(on)?,
+            arguments: Arguments { params, extra },
+            start,
+            stop,
+        })
+    }
+
+    // The form of `hipExtModuleLaunchKernel` without flags.
+    fn hipHccModuleLaunchKernel(
+        f: u64,
+        x: u32,
+        y: u32,
+        z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        dynamic_lds: u64,
+        on: u64,
+        params: u64,
+        extra: u64,
+        start: u64,
+        stop: u64,
     ) {
         let function = known_function(f)?;
         launch_threads(&function, Launch {
@@ -596,7 +628,7 @@ extern "C" fn ext_module_launch_kernel(
     )
 }
 
-/// The form before that, without flags.
+/// `hipHccModuleLaunchKernel` with C++ linkage.
 #[unsafe(export_name = "_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_")]
 extern "C" fn hcc_module_launch_kernel(
     f: u64,
@@ -613,7 +645,7 @@ extern "C" fn hcc_module_launch_kernel(
     start: u64,
     stop: u64,
 ) -> c_int {
-    hipExtModuleLaunchKernel(
+    hipHccModuleLaunchKernel(
         f,
         x,
         y,
@@ -627,7 +659,6 @@ extern "C" fn hcc_module_launch_kernel(
         extra,
         start,
         stop,
-        0,
     )
 }
 
@@ -645,8 +676,7 @@ pub(crate) const MORE_NAMES: &[&str] = &[
 
 /// A launch by the address of a host function: sizes are structures.
 pub(crate) fn launch_dims(
-    function: &Function,
-    handle: u64,
+    (function, handle): (&Function, u64),
     grid: Dim3,
     block: Dim3,
     dynamic_lds: u64,

@@ -167,7 +167,7 @@ fn launch_host_function(
     events: (u64, u64),
 ) -> Result {
     let known = function_for(stream(on)?.device, function)?;
-    launch_dims(&known, function, grid, block, dynamic_lds, on, arguments, events)
+    launch_dims((&known, function), grid, block, dynamic_lds, on, arguments, events)
 }
 
 api! {
@@ -279,8 +279,19 @@ api! {
         module::potential_block_size(grid, block, &*current_function(function)?, dynamic_lds, limit)
     }
 
-    fn hipGetSymbolAddress(addr: *mut u64, symbol: u64) { put(addr, variable(symbol)?.0) }
-    fn hipGetSymbolSize(bytes: *mut u64, symbol: u64) { put(bytes, variable(symbol)?.1) }
+    fn hipGetSymbolAddress(addr: *mut u64, symbol: u64) {
+        if addr.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(addr, variable(symbol)?.0)
+    }
+
+    fn hipGetSymbolSize(bytes: *mut u64, symbol: u64) {
+        if bytes.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(bytes, variable(symbol)?.1)
+    }
 
     fn hipMemcpyToSymbol(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int) {
         copy_now(Copy::ToSymbol { symbol, offset, src, bytes, kind })

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::Arch;
@@ -53,6 +53,11 @@ pub(crate) struct Device {
     /// Bytes that the program has allocated.
     pub used: AtomicU64,
     pub graph_use: GraphUse,
+    /// What the program set: bytes of stack of a thread, and of the heap of device code.
+    pub stack_limit: AtomicU64,
+    pub heap_limit: AtomicU64,
+    /// How the program wants to wait.
+    pub flags: AtomicU32,
 }
 
 impl Device {
@@ -150,6 +155,9 @@ pub(crate) struct Runtime {
     pub registered: Mutex<Registered>,
 }
 
+const DEFAULT_STACK: u64 = 1 << 10;
+const DEFAULT_HEAP: u64 = 4 << 20;
+
 /// Addresses of device memory. A share for each device keeps any address on one device.
 const FIRST_ADDRESS: u64 = 0x1000_0000_0000;
 const ADDRESSES_PER_DEVICE: u64 = 0x0800_0000_0000;
@@ -241,6 +249,9 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
             failure: AtomicI32::new(SUCCESS),
             used: AtomicU64::new(0),
             graph_use: GraphUse::default(),
+            stack_limit: AtomicU64::new(DEFAULT_STACK),
+            heap_limit: AtomicU64::new(DEFAULT_HEAP),
+            flags: AtomicU32::new(0),
         })
     };
     specs.iter().enumerate().map(device).collect()

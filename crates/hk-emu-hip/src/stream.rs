@@ -167,7 +167,7 @@ fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
     if handle == 0 {
         return Err(HipError::INVALID_HANDLE);
     }
-    let on = stream(on)?;
+    let on = stream(on).map_err(|_| HipError::INVALID_HANDLE)?;
     let event = event(handle)?;
     if flags & !EXTERNAL != 0 {
         return Err(HipError::INVALID_VALUE);
@@ -192,8 +192,10 @@ fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
 pub(crate) fn call_host(function: u64, data: u64) {
     // SAFETY: the program has given it as such a function; zero is refused before.
     let function = unsafe { std::mem::transmute::<u64, Option<HostFunction>>(function) };
-    // SAFETY: as above.
-    function.map(|f| unsafe { f(data) });
+    if let Some(function) = function {
+        // SAFETY: as above.
+        unsafe { function(data) };
+    }
 }
 
 pub(crate) type Callback = unsafe extern "C" fn(stream: u64, status: c_int, data: u64);

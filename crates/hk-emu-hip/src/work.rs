@@ -226,17 +226,19 @@ impl Region {
     }
 }
 
-/// A side of `HIP_MEMCPY3D`.
-fn region(side: &Side3D) -> Result<Region> {
+/// A side of `HIP_MEMCPY3D`. Without a pitch, rows follow each other.
+fn region(side: &Side3D, width: u64) -> Result<Region> {
     let base = match side.memory_type {
         memory_type::HOST => side.host,
         memory_type::DEVICE | memory_type::UNIFIED | memory_type::MANAGED => side.device,
         _ => return Err(HipError::INVALID_VALUE),
     };
-    if side.pitch >= MAX_PITCH {
+    let end = side.x_in_bytes.checked_add(width).ok_or(HipError::INVALID_VALUE)?;
+    let pitch = if side.pitch == 0 { end } else { side.pitch };
+    if end > pitch || pitch >= MAX_PITCH {
         return Err(HipError::INVALID_VALUE);
     }
-    Region::new(base, [side.x_in_bytes, side.y, side.z], side.pitch, side.height)
+    Region::new(base, [side.x_in_bytes, side.y, side.z], pitch, side.height)
 }
 
 const KINDS: [i32; 6] = [0, 1, 2, 3, 4, 1024];
@@ -321,7 +323,7 @@ impl Copy {
                 if extent.contains(&0) {
                     return Ok(None);
                 }
-                (region(&p.dst)?, region(&p.src)?, extent)
+                (region(&p.dst, extent[0])?, region(&p.src, extent[0])?, extent)
             }
             Copy::Linear { .. } | Copy::ToSymbol { .. } | Copy::FromSymbol { .. } => return Ok(None),
         };
