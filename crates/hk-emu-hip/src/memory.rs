@@ -379,7 +379,7 @@ impl GraphUse {
         Some(counter.load(Relaxed))
     }
 
-    /// Begins a high-water mark anew.
+    /// Sets a high-water mark to what is current.
     pub fn reset(&self, attribute: c_int) {
         match attribute {
             1 => self.used_high.store(self.used.load(Relaxed), Relaxed),

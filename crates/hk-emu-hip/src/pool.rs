@@ -241,7 +241,7 @@ api! {
         match number {
             1..=3 => pool.reuse[number as usize - 1] = get(value as *const c_int)?,
             4 => pool.threshold = get(value as *const u64)?,
-            // High-water marks begin anew.
+            // High-water marks go down to what is current.
             6 | 8 if get(value as *const u64)? != 0 => return Err(INVALID),
             6 => pool.reserved_high = pool.reserved,
             8 => pool.used_high = pool.used,

@@ -62,7 +62,7 @@ fn fat_binary(objects: &[(&str, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// Compiles a program with kernels for both targets, as the driver does, into `dir`.
-fn program(name: &str, dir: &Path, runtime: &Path) -> PathBuf {
+fn compiled(name: &str, dir: &Path, runtime: &Path) -> PathBuf {
     let objects = ["gfx942", "gfx950"].map(|target| {
         let path = dir.join(format!("{target}.co"));
         code_object(name, target, &path);
@@ -88,7 +88,7 @@ fn program(name: &str, dir: &Path, runtime: &Path) -> PathBuf {
 #[test]
 fn a_program_with_kernels_in_it() {
     let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
-    let program = program("embedded.hip", dir.path(), runtime.path());
+    let program = compiled("embedded.hip", dir.path(), runtime.path());
     assert_eq!(printed(run(&program, &[], BOTH, runtime.path())), "ok on 2 devices\n");
     // Another order, more of a kind, and only one.
     assert_eq!(printed(run(&program, &[], "gfx950,gfx942,gfx950", runtime.path())), "ok on 3 devices\n");
@@ -102,7 +102,7 @@ fn a_program_with_kernels_in_it() {
 #[test]
 fn graphs() {
     let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
-    let program = program("graphs.hip", dir.path(), runtime.path());
+    let program = compiled("graphs.hip", dir.path(), runtime.path());
     for device in ["gfx942", "gfx950"] {
         let output = run(&program, &[], device, runtime.path());
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{device}");
