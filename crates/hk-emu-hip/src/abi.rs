@@ -229,6 +229,175 @@ pub(crate) struct Side2D {
     pub pitch: u64,
 }
 
+/// `hipPos` and `hipExtent`; x and width are bytes of linear memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct Size3 {
+    pub x: u64,
+    pub y: u64,
+    pub z: u64,
+}
+
+/// `hipPitchedPtr`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct PitchedPtr {
+    pub ptr: u64,
+    pub pitch: u64,
+    pub xsize: u64,
+    pub ysize: u64,
+}
+
+/// `hipMemcpy3DParms`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct Memcpy3D {
+    pub src_array: u64,
+    pub src_pos: Size3,
+    pub src_ptr: PitchedPtr,
+    pub dst_array: u64,
+    pub dst_pos: Size3,
+    pub dst_ptr: PitchedPtr,
+    pub extent: Size3,
+    pub kind: i32,
+    pub pad: i32,
+}
+
+/// `HIP_MEMCPY3D`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct DriverMemcpy3D {
+    pub src: Side3D,
+    pub dst: Side3D,
+    pub width_in_bytes: u64,
+    pub height: u64,
+    pub depth: u64,
+}
+
+/// One side of [`DriverMemcpy3D`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct Side3D {
+    pub x_in_bytes: u64,
+    pub y: u64,
+    pub z: u64,
+    pub lod: u64,
+    pub memory_type: i32,
+    pub pad: i32,
+    pub host: u64,
+    pub device: u64,
+    pub array: u64,
+    pub pitch: u64,
+    pub height: u64,
+}
+
+/// `hipMemsetParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct MemsetParams {
+    pub dst: u64,
+    pub element_size: u32,
+    pub pad0: u32,
+    pub height: u64,
+    pub pitch: u64,
+    pub value: u32,
+    pub pad1: u32,
+    pub width: u64,
+}
+
+/// `HIP_MEMSET_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct DriverMemsetParams {
+    pub dst: u64,
+    pub pitch: u64,
+    pub value: u32,
+    pub element_size: u32,
+    pub width: u64,
+    pub height: u64,
+}
+
+/// `hipHostNodeParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct HostNodeParams {
+    pub function: u64,
+    pub data: u64,
+}
+
+/// `hipKernelNodeParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct KernelNodeParams {
+    pub block: Dim3,
+    pub pad0: u32,
+    pub extra: u64,
+    pub function: u64,
+    pub grid: Dim3,
+    pub pad1: u32,
+    pub params: u64,
+    pub dynamic_lds: u32,
+    pub pad2: u32,
+}
+
+/// `hipMemPoolProps`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct MemPoolProps {
+    pub allocation_type: i32,
+    pub handle_types: i32,
+    pub location_type: i32,
+    pub location_id: i32,
+    pub security: u64,
+    pub max_size: u64,
+    pub reserved: [u8; 56],
+}
+
+/// `hipMemAllocNodeParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct MemAllocNodeParams {
+    pub pool: MemPoolProps,
+    pub access: u64,
+    pub access_count: u64,
+    pub bytes: u64,
+    pub ptr: u64,
+}
+
+/// `hipGraphNodeParams`; `node` is a union.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct GraphNodeParams {
+    pub node_type: i32,
+    pub reserved0: [i32; 3],
+    pub node: [u64; 29],
+    pub reserved1: u64,
+}
+
+/// `hipGraphInstantiateParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct InstantiateParams {
+    pub error_node: u64,
+    pub flags: u64,
+    pub result: i32,
+    pub pad: i32,
+    pub upload_stream: u64,
+}
+
+/// `hipLaunchAttributeValue`: a union of an `int` and a `hipAccessPolicyWindow`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub(crate) struct LaunchAttribute {
+    /// Base pointer; its low half is the `int`.
+    pub base: u64,
+    pub hit: i32,
+    pub hit_ratio: f32,
+    pub miss: i32,
+    pub pad: i32,
+    pub bytes: u64,
+}
+
 /// The wrapper that clang puts around an embedded offload bundle.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -285,5 +454,13 @@ const _: () = {
     assert!(size_of::<PointerAttributes>() == 32);
     assert!(size_of::<FuncAttributes>() == 56);
     assert!(size_of::<Memcpy2D>() == 128);
+    assert!(size_of::<Memcpy3D>() == 160);
+    assert!(size_of::<DriverMemcpy3D>() == 184);
+    assert!(size_of::<MemsetParams>() == 48);
+    assert!(size_of::<DriverMemsetParams>() == 40);
+    assert!(size_of::<KernelNodeParams>() == 64);
+    assert!(size_of::<MemAllocNodeParams>() == 120);
+    assert!(size_of::<GraphNodeParams>() == 256);
+    assert!(size_of::<LaunchAttribute>() == 32);
     assert!(size_of::<FatBinaryWrapper>() == 24);
 };

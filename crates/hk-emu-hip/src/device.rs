@@ -8,6 +8,7 @@ use hk_codeobj::Arch;
 use hk_emu::Costs;
 
 use crate::abi::{PropertiesR0000, PropertiesR0600};
+use crate::capture::forbid_any;
 use crate::error::{self, HipError, Result};
 use crate::host::{get, put, put_if, put_string, string};
 use crate::memory;
@@ -213,6 +214,10 @@ fn fill(field: &mut [u8; 256], text: &str) {
     field[..text.len()].copy_from_slice(text.as_bytes());
 }
 
+/// `hipLimit_t`.
+const STACK: c_int = 0;
+const HEAP: c_int = 2;
+
 /// The device of a context handle.
 fn context(handle: u64) -> Result<&'static Device> {
     let id = Tag::Context.id(handle).ok_or(HipError::INVALID_CONTEXT)?;
@@ -322,7 +327,10 @@ api! {
         put(properties, known_device(device)?.properties())
     }
 
-    fn hipDeviceSynchronize() { runtime().current()?.check() }
+    fn hipDeviceSynchronize() {
+        forbid_any(HipError::STREAM_CAPTURE_UNSUPPORTED)?;
+        runtime().current()?.check()
+    }
 
     fn hipDeviceReset() {
         reset(runtime().current()?);
@@ -340,19 +348,54 @@ api! {
     // Hints without effect here.
     fn hipDeviceSetCacheConfig(_config: c_int) { Ok(()) }
     fn hipDeviceGetCacheConfig(config: *mut c_int) { put(config, 0) }
-    fn hipDeviceSetSharedMemConfig(_config: c_int) { Ok(()) }
-    fn hipDeviceGetSharedMemConfig(config: *mut c_int) { put(config, 0) }
-    fn hipSetDeviceFlags(_flags: c_uint) { runtime().current().map(drop) }
-    fn hipGetDeviceFlags(flags: *mut c_uint) { put(flags, 0) }
+    fn hipDeviceSetSharedMemConfig(config: c_int) {
+        if (0..=2).contains(&config) { Ok(()) } else { Err(HipError::INVALID_VALUE) }
+    }
+
+    // Banks of four bytes.
+    fn hipDeviceGetSharedMemConfig(config: *mut c_int) { put(config, 1) }
+
+    fn hipSetDeviceFlags(flags: c_uint) {
+        const MAP_HOST: c_uint = 8;
+        const RESIZE_LOCAL: c_uint = 16;
+        let device = runtime().current()?;
+        let schedule = flags & !(MAP_HOST | RESIZE_LOCAL);
+        // Automatic, spin, yield, blocking.
+        if !matches!(schedule, 0 | 1 | 2 | 4) {
+            return Err(HipError::INVALID_VALUE);
+        }
+        device.flags.store(schedule, Relaxed);
+        Ok(())
+    }
+
+    fn hipGetDeviceFlags(flags: *mut c_uint) { put(flags, runtime().current()?.flags.load(Relaxed)) }
     fn hipProfilerStart() { Ok(()) }
     fn hipProfilerStop() { Ok(()) }
 
     fn hipDeviceGetLimit(value: *mut u64, limit: c_int) {
+        if value.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        let device = runtime().current()?;
         match limit {
-            0 => put(value, 16 << 10), // stack
-            2 => put(value, 0), // heap of device code
+            STACK => put(value, device.stack_limit.load(Relaxed)),
+            HEAP => put(value, device.heap_limit.load(Relaxed)),
             _ => Err(HipError::UNSUPPORTED_LIMIT),
         }
+    }
+
+    // Kernels have the stack that their metadata asks for, and no heap: these are remembered only.
+    fn hipDeviceSetLimit(limit: c_int, value: u64) {
+        // Bytes that a thread can have, as the hardware's registers count them.
+        const MAX_STACK: u64 = (128 << 10) - 16;
+        let device = runtime().current()?;
+        match limit {
+            STACK if value <= MAX_STACK => device.stack_limit.store(value, Relaxed),
+            HEAP if value <= device.memory_bytes() => device.heap_limit.store(value, Relaxed),
+            STACK | HEAP => return Err(HipError::INVALID_VALUE),
+            _ => return Err(HipError::UNSUPPORTED_LIMIT),
+        }
+        Ok(())
     }
 
     fn hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {

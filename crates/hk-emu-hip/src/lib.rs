@@ -1,26 +1,34 @@
 #![doc = include_str!("../README.md")]
 
 mod abi;
+mod capture;
 mod device;
 mod error;
+mod graph;
+mod graph_api;
 mod host;
 mod image;
 mod lookup;
+mod managed;
 mod memory;
 mod module;
+mod pool;
 mod register;
 mod runtime;
 mod spt;
 mod stream;
 mod unsupported;
+mod volume;
+mod work;
 
 /// The exported functions that work, by topic.
 pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
     let group = |title, lists: &[&[&'static str]]| (title, lists.concat());
     vec![
         group("devices, contexts, errors", &[device::NAMES, device::MORE_NAMES]),
-        group("memory", &[memory::NAMES]),
+        group("memory", &[memory::NAMES, volume::NAMES, pool::NAMES, managed::NAMES]),
         group("streams, events", &[stream::NAMES, stream::MORE_NAMES]),
+        group("graphs, capture", &[capture::NAMES, graph_api::NAMES]),
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),
         group("embedded code", &[register::NAMES, register::MORE_NAMES]),
         group("per-thread default stream", &[spt::NAMES]),

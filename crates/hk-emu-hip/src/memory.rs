@@ -5,20 +5,25 @@
 //! a launch, and what the launch changed comes back after it.
 
 use std::alloc::Layout;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
 use bytemuck::Zeroable;
 
-use crate::abi::{Memcpy2D, PointerAttributes, Side2D, memory_type};
-use crate::device::MAX_PITCH;
+use crate::abi::{
+    DriverMemcpy3D, MemAllocNodeParams, Memcpy2D, PointerAttributes, Side2D, Side3D, memory_type,
+};
+use crate::capture::{forbid_synchronous, forbid_unsafe};
+pub(crate) use crate::device::MAX_PITCH;
 use crate::error::{HipError, Result};
 use crate::host::{self, CHUNK, get, put, put_if};
-use crate::runtime::{Device, Runtime, Tag, api, lock, runtime, say};
+use crate::runtime::{Device, Runtime, api, lock, runtime, say};
 use crate::stream::stream;
+use crate::work::{Copy, Fill, Work, submit};
+use crate::{managed, pool};
 
 /// Alignment of device memory, and of the rows of pitched memory.
 const ALIGN: u64 = 256;
@@ -40,6 +45,8 @@ pub(crate) const OF_THE_PROGRAM: usize = usize::MAX;
 #[derive(Clone)]
 pub(crate) enum Kind {
     Device,
+    /// Of an allocation node: it goes with the last graph that has the node, or when it is freed after that.
+    Graph,
     /// A variable of the module with this handle.
     Global(u64),
     /// Page-locked.
@@ -114,7 +121,11 @@ fn lookup(addr: u64) -> Option<(u64, Block)> {
 }
 
 /// Device memory, filled with poison.
-fn malloc(device: &Device, bytes: u64) -> Result<u64> {
+pub(crate) fn malloc(device: &Device, bytes: u64) -> Result<u64> {
+    malloc_as(device, bytes, Kind::Device)
+}
+
+fn malloc_as(device: &Device, bytes: u64, kind: Kind) -> Result<u64> {
     device.check()?;
     if bytes == 0 {
         return Ok(0);
@@ -123,7 +134,7 @@ fn malloc(device: &Device, bytes: u64) -> Result<u64> {
     let out_of_memory = |_| HipError::OUT_OF_MEMORY;
     let addr = device.machine.alloc(bytes, ALIGN, "hipMalloc").map_err(out_of_memory)?;
     device.used.fetch_add(bytes, Relaxed);
-    let block = Block { size: bytes, device: device.ordinal, kind: Kind::Device, flags: 0 };
+    let block = Block { size: bytes, device: device.ordinal, kind, flags: 0 };
     lock(&runtime().blocks).insert(addr, block);
     Ok(addr)
 }
@@ -200,7 +211,7 @@ fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
 }
 
 /// Releases what begins at `addr`.
-fn free(addr: u64) -> Result {
+pub(crate) fn free(addr: u64) -> Result {
     if addr == 0 {
         return Ok(());
     }
@@ -208,10 +219,17 @@ fn free(addr: u64) -> Result {
     let mut blocks = lock(&runtime.blocks);
     match blocks.get(&addr) {
         Some(Block { kind: Kind::Device | Kind::Host(_) | Kind::Managed(_), .. }) => {}
+        Some(Block { kind: Kind::Graph, .. }) => {
+            drop(blocks);
+            return GraphMemory::leave(addr);
+        }
         _ => return Err(HipError::INVALID_VALUE),
     }
     if let Some(block) = blocks.remove(&addr) {
         release(runtime, addr, &block);
+        drop(blocks);
+        pool::freed(addr);
+        managed::freed(addr);
         return runtime.devices.get(block.device).map_or(Ok(()), Device::check);
     }
     Ok(())
@@ -219,7 +237,7 @@ fn free(addr: u64) -> Result {
 
 fn release(runtime: &Runtime, addr: u64, block: &Block) {
     match block.kind {
-        Kind::Device => {
+        Kind::Device | Kind::Graph => {
             if let Some(device) = runtime.devices.get(block.device) {
                 let _ = device.machine.free(addr);
                 device.used.fetch_sub(block.size, Relaxed);
@@ -244,6 +262,153 @@ pub(crate) fn release_all(device: &Device) {
         }
         keep
     });
+}
+
+/// Memory of an allocation node.
+pub(crate) struct GraphMemory {
+    device: usize,
+    /// What the program asked for, and the address.
+    pub params: MemAllocNodeParams,
+}
+
+/// Memory of graphs by its address.
+#[derive(Default)]
+struct GraphBlock {
+    memory: Weak<GraphMemory>,
+    /// A launch has allocated it, and nothing has freed it since.
+    live: Option<Arc<GraphMemory>>,
+    /// A node frees it.
+    freed_by_node: bool,
+}
+
+static GRAPH_MEMORY: LazyLock<Mutex<HashMap<u64, GraphBlock>>> = LazyLock::new(Mutex::default);
+
+impl GraphMemory {
+    /// # Errors
+    /// `hipErrorOutOfMemory`.
+    pub fn new(device: &Device, mut params: MemAllocNodeParams) -> Result<Arc<GraphMemory>> {
+        params.ptr = malloc_as(device, params.bytes, Kind::Graph)?;
+        let memory = Arc::new(GraphMemory { device: device.ordinal, params });
+        let block = GraphBlock { memory: Arc::downgrade(&memory), live: None, freed_by_node: false };
+        lock(&GRAPH_MEMORY).insert(params.ptr, block);
+        Ok(memory)
+    }
+
+    /// Memory for `hipMallocAsync` on a stream that is captured.
+    pub fn captured(device: &Device, bytes: u64) -> Result<Arc<GraphMemory>> {
+        let mut params = MemAllocNodeParams::zeroed();
+        (params.pool.allocation_type, params.pool.location_type) = (1, 1);
+        (params.pool.location_id, params.bytes) = (device.ordinal as i32, bytes);
+        GraphMemory::new(device, params)
+    }
+
+    fn usage(&self) -> Option<&'static GraphUse> {
+        runtime().devices.get(self.device).map(|device| &device.graph_use)
+    }
+
+    /// A launch allocates it.
+    pub fn enter(memory: &Arc<GraphMemory>) {
+        if let Some(block) = lock(&GRAPH_MEMORY).get_mut(&memory.params.ptr)
+            && block.live.replace(memory.clone()).is_none()
+            && let Some(usage) = memory.usage()
+        {
+            usage.add(memory.params.bytes);
+        }
+    }
+
+    /// It is freed: by a node, or by the program.
+    fn leave(addr: u64) -> Result {
+        let live = lock(&GRAPH_MEMORY).get_mut(&addr).and_then(|block| block.live.take());
+        let memory = live.ok_or(HipError::INVALID_VALUE)?;
+        if let Some(usage) = memory.usage() {
+            usage.used.fetch_sub(memory.params.bytes, Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GraphMemory {
+    fn drop(&mut self) {
+        let addr = self.params.ptr;
+        lock(&GRAPH_MEMORY).remove(&addr);
+        let mut blocks = lock(&runtime().blocks);
+        if matches!(blocks.get(&addr), Some(Block { kind: Kind::Graph, .. }))
+            && let Some(block) = blocks.remove(&addr)
+        {
+            release(runtime(), addr, &block);
+        }
+    }
+}
+
+/// Lets a node free memory of a graph.
+///
+/// # Errors
+/// `hipErrorInvalidValue` for other memory, and if another node frees it.
+pub(crate) fn claim_free(addr: u64) -> Result {
+    let mut all = lock(&GRAPH_MEMORY);
+    let block = all.get_mut(&addr).filter(|block| block.memory.strong_count() > 0 && !block.freed_by_node);
+    block.ok_or(HipError::INVALID_VALUE)?.freed_by_node = true;
+    Ok(())
+}
+
+/// Bytes of a device that graphs have allocated: `hipGraphMemAttributeType`.
+#[derive(Default)]
+pub(crate) struct GraphUse {
+    used: AtomicU64,
+    used_high: AtomicU64,
+    reserved: AtomicU64,
+    reserved_high: AtomicU64,
+}
+
+impl GraphUse {
+    fn add(&self, bytes: u64) {
+        let used = self.used.fetch_add(bytes, Relaxed) + bytes;
+        self.used_high.fetch_max(used, Relaxed);
+        let reserved = self.reserved.fetch_max(used, Relaxed).max(used);
+        self.reserved_high.fetch_max(reserved, Relaxed);
+    }
+
+    pub fn get(&self, attribute: c_int) -> Option<u64> {
+        let counter = match attribute {
+            0 => &self.used,
+            1 => &self.used_high,
+            2 => &self.reserved,
+            3 => &self.reserved_high,
+            _ => return None,
+        };
+        Some(counter.load(Relaxed))
+    }
+
+    /// Sets a high-water mark to what is current.
+    pub fn reset(&self, attribute: c_int) {
+        match attribute {
+            1 => self.used_high.store(self.used.load(Relaxed), Relaxed),
+            3 => self.reserved_high.store(self.reserved.load(Relaxed), Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Gives back what is reserved and not used.
+    pub fn trim(&self) {
+        self.reserved.store(self.used.load(Relaxed), Relaxed);
+    }
+}
+
+/// Whether memory is of the runtime, registered, or of a module.
+pub(crate) fn is_known(addr: u64) -> bool {
+    lookup(addr).is_some()
+}
+
+/// The first address of managed memory that has so many bytes from `ptr` on.
+pub(crate) fn is_managed(ptr: u64, bytes: u64) -> Option<u64> {
+    let (base, block) = lookup(ptr)?;
+    let managed = matches!(block.kind, Kind::Managed(_) | Kind::ManagedGlobal(_));
+    (managed && bytes <= block.size - (ptr - base)).then_some(base)
+}
+
+/// Whether memory is a device's, and not mapped host memory.
+pub(crate) fn is_device(addr: u64) -> bool {
+    lookup(addr).is_some_and(|(_, block)| !block.kind.on_host())
 }
 
 /// Makes a module's variable known as memory.
@@ -331,7 +496,7 @@ fn write_changes(addr: u64, after: &[u8], before: &[u8]) -> Result {
 
 /// Where the bytes of a copy lie.
 #[derive(Clone, Copy)]
-enum Side {
+pub(crate) enum Side {
     Device(&'static Device),
     Host,
 }
@@ -377,7 +542,7 @@ const DEFAULT: c_int = 4;
 const DEVICE_TO_DEVICE_NO_CU: c_int = 1024;
 
 /// Both sides of a copy. As on hardware the addresses decide, but a direction that names a device wants one.
-fn sides(dst: (u64, u64), src: (u64, u64), kind: c_int) -> Result<(Side, Side)> {
+pub(crate) fn sides(dst: (u64, u64), src: (u64, u64), kind: c_int) -> Result<(Side, Side)> {
     let to_device = match kind {
         HOST_TO_HOST | DEVICE_TO_HOST | DEFAULT => false,
         HOST_TO_DEVICE | DEVICE_TO_DEVICE | DEVICE_TO_DEVICE_NO_CU => true,
@@ -395,7 +560,7 @@ fn sides(dst: (u64, u64), src: (u64, u64), kind: c_int) -> Result<(Side, Side)> 
 }
 
 /// Copies bytes whose places are known.
-fn transfer((d, dst): (Side, u64), (s, src): (Side, u64), bytes: u64) -> Result {
+pub(crate) fn transfer((d, dst): (Side, u64), (s, src): (Side, u64), bytes: u64) -> Result {
     let gone = |_| HipError::INVALID_VALUE;
     if let (Side::Device(to), Side::Device(from)) = (d, s)
         && to.ordinal == from.ordinal
@@ -428,52 +593,55 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
     transfer((d, dst), (s, src), bytes)
 }
 
-/// Bytes from the first to behind the last of `height` rows.
-fn span(pitch: u64, width: u64, height: u64) -> Result<u64> {
-    if width > pitch {
+/// A copy that the call waits for.
+fn copy_now(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
+    forbid_synchronous()?;
+    copy(dst, src, bytes, kind)
+}
+
+fn copy_on(on: u64, dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
+    if bytes == 0 {
+        return stream(on).map(drop);
+    }
+    submit(on, Work::Copy(Copy::Linear { dst, src, bytes, kind }))
+}
+
+fn rows_now(copy: Copy) -> Result {
+    forbid_synchronous()?;
+    copy.run()
+}
+
+/// The copy that a `hip_Memcpy2D` describes.
+fn rows_by(parameters: *const Memcpy2D) -> Result<Copy> {
+    let p = get(parameters)?;
+    let side = |side: Side2D| Side3D {
+        x_in_bytes: side.x_in_bytes,
+        y: side.y,
+        z: 0,
+        lod: 0,
+        memory_type: side.memory_type,
+        pad: 0,
+        host: side.host,
+        device: side.device,
+        array: side.array,
+        pitch: side.pitch,
+        height: 0,
+    };
+    let (dst, src) = (side(p.dst), side(p.src));
+    if p.width_in_bytes > p.dst.pitch.min(p.src.pitch) && p.height > 1 {
         return Err(HipError::INVALID_PITCH_VALUE);
     }
-    pitch.checked_mul(height - 1).and_then(|b| b.checked_add(width)).ok_or(HipError::INVALID_VALUE)
-}
-
-/// Copies rows of `width` bytes.
-fn copy_2d(
-    (dst, dst_pitch): (u64, u64),
-    (src, src_pitch): (u64, u64),
-    width: u64,
-    height: u64,
-    kind: c_int,
-) -> Result {
-    if width == 0 || height == 0 {
-        return Ok(());
-    }
-    let spans = (span(dst_pitch, width, height)?, span(src_pitch, width, height)?);
-    let (d, s) = sides((dst, spans.0), (src, spans.1), kind)?;
-    for row in 0..height {
-        transfer((d, dst + row * dst_pitch), (s, src + row * src_pitch), width)?;
-    }
-    Ok(())
-}
-
-/// The address of one side of a `hip_Memcpy2D` at its first byte.
-fn side_2d(side: &Side2D) -> Result<u64> {
-    let base = match side.memory_type {
-        memory_type::HOST => side.host,
-        memory_type::DEVICE | memory_type::UNIFIED | memory_type::MANAGED => side.device,
-        _ => return Err(HipError::INVALID_VALUE),
-    };
-    let offset = side.y.checked_mul(side.pitch).and_then(|o| o.checked_add(side.x_in_bytes));
-    offset.and_then(|o| base.checked_add(o)).filter(|_| base != 0).ok_or(HipError::INVALID_VALUE)
-}
-
-fn copy_2d_by(parameters: *const Memcpy2D) -> Result {
-    let p = get(parameters)?;
-    let (dst, src) = (side_2d(&p.dst)?, side_2d(&p.src)?);
-    copy_2d((dst, p.dst.pitch), (src, p.src.pitch), p.width_in_bytes, p.height, DEFAULT)
+    Ok(Copy::Driver(DriverMemcpy3D {
+        src,
+        dst,
+        width_in_bytes: p.width_in_bytes,
+        height: p.height,
+        depth: 1,
+    }))
 }
 
 /// Repeats `pattern` in memory that the runtime knows.
-fn fill(dst: u64, pattern: &[u8], count: u64) -> Result {
+pub(crate) fn fill(dst: u64, pattern: &[u8], count: u64) -> Result {
     if count == 0 {
         return Ok(());
     }
@@ -497,21 +665,54 @@ fn fill(dst: u64, pattern: &[u8], count: u64) -> Result {
     }
 }
 
-fn fill_2d(dst: u64, pitch: u64, value: c_int, width: u64, height: u64) -> Result {
-    if width == 0 || height == 0 {
-        return Ok(());
+/// # Errors
+/// As those of a fill of so many bytes.
+pub(crate) fn check_fill(dst: u64, bytes: u64) -> Result {
+    match side(dst, bytes)? {
+        Side::Host if lookup(dst).is_none() => Err(HipError::INVALID_VALUE),
+        _ => Ok(()),
     }
-    side(dst, span(pitch, width, height)?)?;
-    (0..height).try_for_each(|row| fill(dst + row * pitch, &[value as u8], width))
+}
+
+/// A fill that the call waits for.
+fn fill_now(dst: u64, pattern: &[u8], count: u64) -> Result {
+    forbid_synchronous()?;
+    fill(dst, pattern, count)
+}
+
+fn fill_on(on: u64, dst: u64, value: u32, element: u32, count: u64) -> Result {
+    if !dst.is_multiple_of(element.into()) {
+        return Err(HipError::INVALID_VALUE);
+    }
+    if count == 0 {
+        return stream(on).map(drop);
+    }
+    submit(on, Work::Fill(Fill::linear(dst, value, element, count)))
+}
+
+/// Rows of bytes.
+fn byte_rows(dst: u64, pitch: u64, value: c_int, width: u64, height: u64) -> Result<Fill> {
+    if width > pitch && height > 0 {
+        return Err(HipError::INVALID_PITCH_VALUE);
+    }
+    Ok(Fill::rows(dst, pitch, (value as u32) & 0xff, 1, width, height))
+}
+
+/// Rows of device memory: their address and pitch.
+pub(crate) fn malloc_rows(width: u64, height: u64) -> Result<(u64, u64)> {
+    forbid_unsafe()?;
+    let pitch = width.checked_next_multiple_of(ALIGN).filter(|p| *p <= MAX_PITCH);
+    let pitch = pitch.ok_or(HipError::INVALID_VALUE)?;
+    let bytes = pitch.checked_mul(height).ok_or(HipError::OUT_OF_MEMORY)?;
+    Ok((malloc(runtime().current()?, bytes)?, pitch))
 }
 
 fn malloc_pitch(ptr: *mut u64, pitch: *mut u64, width: u64, height: u64) -> Result {
-    let rows = width.checked_next_multiple_of(ALIGN).filter(|p| *p <= MAX_PITCH);
-    let rows = rows.ok_or(HipError::INVALID_VALUE)?;
-    let bytes = rows.checked_mul(height).ok_or(HipError::OUT_OF_MEMORY)?;
-    put(pitch, rows)?;
     put(ptr, 0)?;
-    put(ptr, malloc(runtime().current()?, bytes)?)
+    put(pitch, 0)?;
+    let (addr, rows) = malloc_rows(width, height)?;
+    put(pitch, rows)?;
+    put(ptr, addr)
 }
 
 /// What `hipPointerGetAttributes` says.
@@ -523,7 +724,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
         return a;
     };
     a.memory_type = match block.kind {
-        Kind::Device | Kind::Global(_) => memory_type::DEVICE,
+        Kind::Device | Kind::Graph | Kind::Global(_) => memory_type::DEVICE,
         Kind::Host(_) | Kind::Registered => memory_type::HOST,
         Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
@@ -555,15 +756,15 @@ fn pointer_attribute(data: u64, attribute: c_int, ptr: u64) -> Result {
     }
 }
 
-/// The one memory pool of a device, which is its memory.
-fn pool(handle: u64) -> Result<&'static Device> {
-    let id = Tag::Pool.id(handle).ok_or(HipError::INVALID_VALUE)?;
-    runtime().devices.get(id as usize).ok_or(HipError::INVALID_VALUE)
-}
-
 fn malloc_to(ptr: *mut u64, bytes: u64) -> Result {
+    forbid_unsafe()?;
     put(ptr, 0)?;
     put(ptr, malloc(runtime().current()?, bytes)?)
+}
+
+fn free_now(ptr: u64) -> Result {
+    forbid_unsafe()?;
+    free(ptr)
 }
 
 fn malloc_host_to(ptr: *mut u64, bytes: u64, flags: c_uint, managed: bool) -> Result {
@@ -575,6 +776,7 @@ fn malloc_host_to(ptr: *mut u64, bytes: u64, flags: c_uint, managed: bool) -> Re
 const HOST_FLAGS: c_uint = 0x7 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000 | 0x8000_0000;
 
 fn host_malloc(ptr: *mut u64, bytes: u64, flags: c_uint) -> Result {
+    forbid_unsafe()?;
     if flags & !HOST_FLAGS != 0 {
         return Err(HipError::INVALID_VALUE);
     }
@@ -585,16 +787,11 @@ api! {
     fn hipMalloc(ptr: *mut u64, bytes: u64) { malloc_to(ptr, bytes) }
     fn hipExtMallocWithFlags(ptr: *mut u64, bytes: u64, _flags: c_uint) { malloc_to(ptr, bytes) }
 
-    fn hipMallocAsync(ptr: *mut u64, bytes: u64, on: u64) {
-        put(ptr, 0)?;
-        put(ptr, malloc(stream(on)?.device, bytes)?)
-    }
-
-    fn hipFree(ptr: u64) { free(ptr) }
+    fn hipFree(ptr: u64) { free_now(ptr) }
 
     fn hipFreeAsync(ptr: u64, on: u64) {
         stream(on)?;
-        if ptr == 0 { Err(HipError::INVALID_VALUE) } else { free(ptr) }
+        if ptr == 0 { Err(HipError::INVALID_VALUE) } else { submit(on, Work::Free(ptr)) }
     }
 
     fn hipMallocPitch(ptr: *mut u64, pitch: *mut u64, width: u64, height: u64) {
@@ -610,8 +807,8 @@ api! {
     fn hipExtHostAlloc(ptr: *mut u64, bytes: u64, flags: c_uint) { host_malloc(ptr, bytes, flags) }
     fn hipMallocHost(ptr: *mut u64, bytes: u64) { host_malloc(ptr, bytes, 0) }
     fn hipMemAllocHost(ptr: *mut u64, bytes: u64) { host_malloc(ptr, bytes, 0) }
-    fn hipHostFree(ptr: u64) { free(ptr) }
-    fn hipFreeHost(ptr: u64) { free(ptr) }
+    fn hipHostFree(ptr: u64) { free_now(ptr) }
+    fn hipFreeHost(ptr: u64) { free_now(ptr) }
 
     fn hipMallocManaged(ptr: *mut u64, bytes: u64, flags: c_uint) {
         if bytes == 0 || !matches!(flags, 1 | 2) {
@@ -621,6 +818,7 @@ api! {
     }
 
     fn hipHostRegister(ptr: u64, bytes: u64, flags: c_uint) {
+        forbid_unsafe()?;
         if ptr == 0 || bytes == 0 || bytes > u64::MAX - ptr {
             return Err(HipError::INVALID_VALUE);
         }
@@ -647,6 +845,10 @@ api! {
     }
 
     fn hipHostUnregister(ptr: u64) {
+        forbid_unsafe()?;
+        if ptr == 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
         let runtime = runtime();
         let mut blocks = lock(&runtime.blocks);
         match blocks.get(&ptr) {
@@ -675,48 +877,43 @@ api! {
         put(flags, block.flags)
     }
 
-    fn hipMemcpy(dst: u64, src: u64, bytes: u64, kind: c_int) { copy(dst, src, bytes, kind) }
+    fn hipMemcpy(dst: u64, src: u64, bytes: u64, kind: c_int) { copy_now(dst, src, bytes, kind) }
 
     fn hipMemcpyAsync(dst: u64, src: u64, bytes: u64, kind: c_int, on: u64) {
-        stream(on)?;
-        copy(dst, src, bytes, kind)
+        copy_on(on, dst, src, bytes, kind)
     }
 
     fn hipMemcpyWithStream(dst: u64, src: u64, bytes: u64, kind: c_int, on: u64) {
-        stream(on)?;
-        copy(dst, src, bytes, kind)
+        copy_on(on, dst, src, bytes, kind)
     }
 
-    fn hipMemcpyHtoD(dst: u64, src: u64, bytes: u64) { copy(dst, src, bytes, HOST_TO_DEVICE) }
-    fn hipMemcpyDtoH(dst: u64, src: u64, bytes: u64) { copy(dst, src, bytes, DEVICE_TO_HOST) }
-    fn hipMemcpyDtoD(dst: u64, src: u64, bytes: u64) { copy(dst, src, bytes, DEVICE_TO_DEVICE) }
+    fn hipMemcpyHtoD(dst: u64, src: u64, bytes: u64) { copy_now(dst, src, bytes, HOST_TO_DEVICE) }
+    fn hipMemcpyDtoH(dst: u64, src: u64, bytes: u64) { copy_now(dst, src, bytes, DEVICE_TO_HOST) }
+    fn hipMemcpyDtoD(dst: u64, src: u64, bytes: u64) { copy_now(dst, src, bytes, DEVICE_TO_DEVICE) }
 
     fn hipMemcpyHtoDAsync(dst: u64, src: u64, bytes: u64, on: u64) {
-        stream(on)?;
-        copy(dst, src, bytes, HOST_TO_DEVICE)
+        copy_on(on, dst, src, bytes, HOST_TO_DEVICE)
     }
 
     fn hipMemcpyDtoHAsync(dst: u64, src: u64, bytes: u64, on: u64) {
-        stream(on)?;
-        copy(dst, src, bytes, DEVICE_TO_HOST)
+        copy_on(on, dst, src, bytes, DEVICE_TO_HOST)
     }
 
     fn hipMemcpyDtoDAsync(dst: u64, src: u64, bytes: u64, on: u64) {
-        stream(on)?;
-        copy(dst, src, bytes, DEVICE_TO_DEVICE)
+        copy_on(on, dst, src, bytes, DEVICE_TO_DEVICE)
     }
 
     fn hipMemcpyPeer(dst: u64, dst_device: c_int, src: u64, src_device: c_int, bytes: u64) {
         runtime().device(dst_device)?;
         runtime().device(src_device)?;
-        copy(dst, src, bytes, DEVICE_TO_DEVICE)
+        copy_now(dst, src, bytes, DEVICE_TO_DEVICE)
     }
 
     fn hipMemcpyPeerAsync(dst: u64, dst_device: c_int, src: u64, src_device: c_int, bytes: u64, on: u64) {
         stream(on)?;
         runtime().device(dst_device)?;
         runtime().device(src_device)?;
-        copy(dst, src, bytes, DEVICE_TO_DEVICE)
+        copy_on(on, dst, src, bytes, DEVICE_TO_DEVICE)
     }
 
     fn hipMemcpy2D(
@@ -728,7 +925,7 @@ api! {
         height: u64,
         kind: c_int,
     ) {
-        copy_2d((dst, dst_pitch), (src, src_pitch), width, height, kind)
+        rows_now(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind))
     }
 
     fn hipMemcpy2DAsync(
@@ -741,50 +938,36 @@ api! {
         kind: c_int,
         on: u64,
     ) {
-        stream(on)?;
-        copy_2d((dst, dst_pitch), (src, src_pitch), width, height, kind)
+        submit(on, Work::Copy(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind)))
     }
 
-    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { copy_2d_by(parameters) }
-    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { copy_2d_by(parameters) }
+    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { rows_now(rows_by(parameters)?) }
+    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { rows_now(rows_by(parameters)?) }
 
     fn hipMemcpyParam2DAsync(parameters: *const Memcpy2D, on: u64) {
-        stream(on)?;
-        copy_2d_by(parameters)
+        submit(on, Work::Copy(rows_by(parameters)?))
     }
 
-    fn hipMemset(dst: u64, value: c_int, bytes: u64) { fill(dst, &[value as u8], bytes) }
-    fn hipMemsetD8(dst: u64, value: u8, count: u64) { fill(dst, &[value], count) }
-    fn hipMemsetD16(dst: u64, value: u16, count: u64) { fill(dst, &value.to_ne_bytes(), count) }
-    fn hipMemsetD32(dst: u64, value: c_int, count: u64) { fill(dst, &value.to_ne_bytes(), count) }
+    fn hipMemset(dst: u64, value: c_int, bytes: u64) { fill_now(dst, &[value as u8], bytes) }
+    fn hipMemsetD8(dst: u64, value: u8, count: u64) { fill_now(dst, &[value], count) }
+    fn hipMemsetD16(dst: u64, value: u16, count: u64) { fill_now(dst, &value.to_ne_bytes(), count) }
+    fn hipMemsetD32(dst: u64, value: c_int, count: u64) { fill_now(dst, &value.to_ne_bytes(), count) }
 
     fn hipMemsetAsync(dst: u64, value: c_int, bytes: u64, on: u64) {
-        stream(on)?;
-        fill(dst, &[value as u8], bytes)
+        fill_on(on, dst, (value as u32) & 0xff, 1, bytes)
     }
 
-    fn hipMemsetD8Async(dst: u64, value: u8, count: u64, on: u64) {
-        stream(on)?;
-        fill(dst, &[value], count)
-    }
-
-    fn hipMemsetD16Async(dst: u64, value: u16, count: u64, on: u64) {
-        stream(on)?;
-        fill(dst, &value.to_ne_bytes(), count)
-    }
-
-    fn hipMemsetD32Async(dst: u64, value: c_int, count: u64, on: u64) {
-        stream(on)?;
-        fill(dst, &value.to_ne_bytes(), count)
-    }
+    fn hipMemsetD8Async(dst: u64, value: u8, count: u64, on: u64) { fill_on(on, dst, value.into(), 1, count) }
+    fn hipMemsetD16Async(dst: u64, value: u16, count: u64, on: u64) { fill_on(on, dst, value.into(), 2, count) }
+    fn hipMemsetD32Async(dst: u64, value: c_int, count: u64, on: u64) { fill_on(on, dst, value as u32, 4, count) }
 
     fn hipMemset2D(dst: u64, pitch: u64, value: c_int, width: u64, height: u64) {
-        fill_2d(dst, pitch, value, width, height)
+        forbid_synchronous()?;
+        byte_rows(dst, pitch, value, width, height)?.run()
     }
 
     fn hipMemset2DAsync(dst: u64, pitch: u64, value: c_int, width: u64, height: u64, on: u64) {
-        stream(on)?;
-        fill_2d(dst, pitch, value, width, height)
+        submit(on, Work::Fill(byte_rows(dst, pitch, value, width, height)?))
     }
 
     fn hipPointerGetAttributes(result: *mut PointerAttributes, ptr: u64) {
@@ -815,39 +998,8 @@ api! {
         put(size, block.size)
     }
 
-    // Hints about where managed memory should be.
-    fn hipMemPrefetchAsync(ptr: u64, bytes: u64, _device: c_int, on: u64) {
-        stream(on)?;
-        side(ptr, bytes).map(drop)
-    }
-
-    fn hipMemAdvise(ptr: u64, bytes: u64, _advice: c_int, _device: c_int) { side(ptr, bytes).map(drop) }
-
     fn hipStreamAttachMemAsync(on: u64, ptr: u64, bytes: u64, _flags: c_uint) {
         stream(on)?;
         side(ptr, bytes).map(drop)
-    }
-
-    // One pool for each device; its attributes are hints.
-    fn hipDeviceGetDefaultMemPool(pool: *mut u64, device: c_int) {
-        put(pool, Tag::Pool.handle(runtime().device(device)?.ordinal as u64))
-    }
-
-    fn hipDeviceGetMemPool(pool: *mut u64, device: c_int) {
-        put(pool, Tag::Pool.handle(runtime().device(device)?.ordinal as u64))
-    }
-
-    fn hipDeviceSetMemPool(device: c_int, handle: u64) {
-        let same = pool(handle)?.ordinal == runtime().device(device)?.ordinal;
-        if same { Ok(()) } else { Err(HipError::INVALID_VALUE) }
-    }
-
-    fn hipMemPoolTrimTo(handle: u64, _bytes: u64) { pool(handle).map(drop) }
-    fn hipMemPoolSetAttribute(handle: u64, _attribute: c_int, _value: u64) { pool(handle).map(drop) }
-
-    fn hipMallocFromPoolAsync(ptr: *mut u64, bytes: u64, handle: u64, on: u64) {
-        stream(on)?;
-        put(ptr, 0)?;
-        put(ptr, malloc(pool(handle)?, bytes)?)
     }
 }

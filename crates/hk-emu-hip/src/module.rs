@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex};
 use hk_codeobj::{Kernel, workgroups_per_cu};
 use hk_emu::{Dispatch, Fault, LoadError, Space};
 
-use crate::abi::{Dim3, FuncAttributes};
+use crate::abi::{Dim3, FuncAttributes, KernelNodeParams};
+use crate::capture;
 use crate::error::{HipError, Result};
 use crate::host::{get, put, put_if, read, string, write};
 use crate::image;
 use crate::memory::{ManagedGlobal, Mapped, add_global, remove_globals};
 use crate::runtime::{Device, api, lock, runtime, say};
 use crate::stream::{StreamRef, record, stream};
+use crate::work::{self, Work};
 
 /// A code object on a device.
 pub(crate) struct Module {
@@ -36,7 +38,7 @@ impl Function {
         self.name.to_str().unwrap_or_default()
     }
 
-    fn kernel(&self) -> Result<&Kernel> {
+    pub fn kernel(&self) -> Result<&Kernel> {
         let kernel = self.module.module.code_object().kernel(self.name());
         kernel.ok_or(HipError::INVALID_DEVICE_FUNCTION)
     }
@@ -175,7 +177,7 @@ const END: u64 = 3;
 
 impl Arguments {
     /// The explicit arguments as the kernel's metadata lays them out.
-    fn gather(self, kernel: &Kernel) -> Result<Vec<u8>> {
+    pub fn gather(self, kernel: &Kernel) -> Result<Vec<u8>> {
         let mut bytes = vec![0; kernel.explicit_arg_bytes as usize];
         match self {
             Arguments { params: 0, extra: 0 } => {
@@ -222,6 +224,8 @@ fn extra_buffer(extra: u64) -> Result<(u64, u64)> {
 /// A launch; the grid is in blocks.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch {
+    /// What the program launches: a host function, or the handle of a kernel.
+    pub handle: u64,
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub dynamic_lds: u64,
@@ -232,21 +236,12 @@ pub(crate) struct Launch {
     pub stop: u64,
 }
 
-/// Checks a launch as HIP does, and runs it. What the kernel does wrong is told by later calls.
-pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
-    let Launch { grid, block, on, .. } = *launch;
-    let device = on.device;
-    device.check()?;
-    let kernel = function.kernel()?;
-    if function.module.device != device.ordinal {
-        say!(
-            "{} is loaded on device {}, the stream is of device {}",
-            kernel.name,
-            function.module.device,
-            device.ordinal
-        );
-        return Err(HipError::INVALID_DEVICE);
-    }
+/// Checks the sizes of a launch on the device of its kernel, as HIP does.
+///
+/// # Errors
+/// `hipErrorInvalidValue`, `hipErrorInvalidConfiguration`, `hipErrorLaunchFailure`.
+pub(crate) fn check_sizes(function: &Function, grid: [u32; 3], block: [u32; 3], dynamic_lds: u64) -> Result {
+    let (kernel, device) = (function.kernel()?, function.device()?);
     if grid.contains(&0) {
         return Err(HipError::INVALID_VALUE);
     }
@@ -261,17 +256,56 @@ pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
         say!("{threads} threads in a block, {} is compiled for {}", kernel.name, kernel.max_threads);
         return Err(HipError::LAUNCH_FAILURE);
     }
-    let lds = u64::from(kernel.lds_bytes).saturating_add(launch.dynamic_lds);
+    let lds = u64::from(kernel.lds_bytes).saturating_add(dynamic_lds);
     if lds > device.arch.lds_bytes().into() {
         say!("{}: {lds} bytes of LDS, {} has {}", kernel.name, device.arch, device.arch.lds_bytes());
         return Err(HipError::INVALID_VALUE);
     }
-    let args = launch.arguments.gather(kernel)?;
+    Ok(())
+}
+
+/// Checks a launch as HIP does, and runs it or adds it to the graph that the stream captures.
+pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
+    let Launch { grid, block, on, .. } = *launch;
+    on.device.check()?;
+    if capture::captures(on)? {
+        let params = KernelNodeParams {
+            block: Dim3 { x: block[0], y: block[1], z: block[2] },
+            pad0: 0,
+            extra: launch.arguments.extra,
+            function: launch.handle,
+            grid: Dim3 { x: grid[0], y: grid[1], z: grid[2] },
+            pad1: 0,
+            params: launch.arguments.params,
+            dynamic_lds: u32::try_from(launch.dynamic_lds).map_err(|_| HipError::INVALID_VALUE)?,
+            pad2: 0,
+        };
+        let kernel = work::Kernel::of(function, &params, (launch.start, launch.stop))?;
+        return capture::add(on, Work::Kernel(kernel)).map(drop);
+    }
+    check_sizes(function, grid, block, launch.dynamic_lds)?;
+    execute(function, launch, &launch.arguments.gather(function.kernel()?)?)
+}
+
+/// Runs a launch whose sizes are checked. What the kernel does wrong is told by later calls.
+pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8]) -> Result {
+    let Launch { grid, block, on, .. } = *launch;
+    let device = on.device;
+    let kernel = function.kernel()?;
+    if function.module.device != device.ordinal {
+        say!(
+            "{} is loaded on device {}, the stream is of device {}",
+            kernel.name,
+            function.module.device,
+            device.ordinal
+        );
+        return Err(HipError::INVALID_DEVICE);
+    }
     if launch.start != 0 {
         record(launch.start, on)?;
     }
     let mapped = Mapped::enter(device)?;
-    let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args: &args };
+    let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args };
     let result = device.machine.launch(&function.module.module, &kernel.name, &dispatch);
     if let Some(mapped) = mapped {
         mapped.leave(device);
@@ -396,6 +430,9 @@ fn attribute(a: &FuncAttributes, number: c_int) -> Result<c_int> {
 api! {
     fn hipModuleLoad(module: *mut u64, path: *const c_char) {
         let path = string(path)?;
+        if path.is_empty() {
+            return Err(HipError::INVALID_VALUE);
+        }
         load_to(module, |device| image::in_file(&path, device.arch))
     }
 
@@ -445,6 +482,7 @@ api! {
     ) {
         let function = known_function(f)?;
         launch(&function, &Launch {
+            handle: f,
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             dynamic_lds: dynamic_lds.into(),
@@ -473,6 +511,36 @@ api! {
     ) {
         let function = known_function(f)?;
         launch_threads(&function, Launch {
+            handle: f,
+            grid: [x, y, z],
+            block: [block_x, block_y, block_z],
+            dynamic_lds,
+            on: stream(on)?,
+            arguments: Arguments { params, extra },
+            start,
+            stop,
+        })
+    }
+
+    // The form of `hipExtModuleLaunchKernel` without flags.
+    fn hipHccModuleLaunchKernel(
+        f: u64,
+        x: u32,
+        y: u32,
+        z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        dynamic_lds: u64,
+        on: u64,
+        params: u64,
+        extra: u64,
+        start: u64,
+        stop: u64,
+    ) {
+        let function = known_function(f)?;
+        launch_threads(&function, Launch {
+            handle: f,
             grid: [x, y, z],
             block: [block_x, block_y, block_z],
             dynamic_lds,
@@ -560,7 +628,7 @@ extern "C" fn ext_module_launch_kernel(
     )
 }
 
-/// The form before that, without flags.
+/// `hipHccModuleLaunchKernel` with C++ linkage.
 #[unsafe(export_name = "_Z24hipHccModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_")]
 extern "C" fn hcc_module_launch_kernel(
     f: u64,
@@ -577,7 +645,7 @@ extern "C" fn hcc_module_launch_kernel(
     start: u64,
     stop: u64,
 ) -> c_int {
-    hipExtModuleLaunchKernel(
+    hipHccModuleLaunchKernel(
         f,
         x,
         y,
@@ -591,7 +659,6 @@ extern "C" fn hcc_module_launch_kernel(
         extra,
         start,
         stop,
-        0,
     )
 }
 
@@ -609,7 +676,7 @@ pub(crate) const MORE_NAMES: &[&str] = &[
 
 /// A launch by the address of a host function: sizes are structures.
 pub(crate) fn launch_dims(
-    function: &Function,
+    (function, handle): (&Function, u64),
     grid: Dim3,
     block: Dim3,
     dynamic_lds: u64,
@@ -620,6 +687,6 @@ pub(crate) fn launch_dims(
     let on = stream(on)?;
     launch(
         function,
-        &Launch { grid: grid.into(), block: block.into(), dynamic_lds, on, arguments, start, stop },
+        &Launch { handle, grid: grid.into(), block: block.into(), dynamic_lds, on, arguments, start, stop },
     )
 }

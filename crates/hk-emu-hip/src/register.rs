@@ -9,6 +9,7 @@ use std::ffi::{CString, c_char, c_int, c_uint};
 use std::sync::Arc;
 
 use crate::abi::{Dim3, FatBinaryWrapper, FuncAttributes};
+use crate::capture::forbid_synchronous;
 use crate::error::{HipError, Result, SUCCESS};
 use crate::host::{get, put, read, string};
 use crate::image;
@@ -16,6 +17,7 @@ use crate::memory::{ManagedGlobal, OF_THE_PROGRAM, copy};
 use crate::module::{self, Arguments, Function, known_function, launch_dims};
 use crate::runtime::{Device, Tag, api, call, lock, runtime, say};
 use crate::stream::stream;
+use crate::work::{Copy, Work, submit};
 
 /// What programs have registered.
 #[derive(Default)]
@@ -88,11 +90,21 @@ fn function_on(device: &Device, host_function: u64) -> Result<u64> {
 }
 
 /// The kernel for the current device. Programs pass handles of functions here, too.
-fn current_function(function: u64) -> Result<Arc<Function>> {
-    if let Ok(known) = known_function(function) {
-        return Ok(known);
+pub(crate) fn current_function(function: u64) -> Result<Arc<Function>> {
+    function_for(runtime().current()?, function)
+}
+
+/// The kernel of a host function, or of a handle, for a device.
+pub(crate) fn function_for(device: &Device, function: u64) -> Result<Arc<Function>> {
+    match known_function(function) {
+        Ok(known) => Ok(known),
+        Err(_) => known_function(function_on(device, function)?),
     }
-    known_function(function_on(runtime().current()?, function)?)
+}
+
+/// Whether an address is that of a host variable that stands for a device variable.
+pub(crate) fn is_variable(host_variable: u64) -> bool {
+    lock(&runtime().registered).variables.contains_key(&host_variable)
 }
 
 /// Address and size of the device variable that a host variable stands for.
@@ -104,18 +116,15 @@ fn variable(host_variable: u64) -> Result<(u64, u64)> {
 }
 
 /// The part of a device variable that a copy accesses.
-fn part_of(symbol: u64, offset: u64, bytes: u64) -> Result<u64> {
+pub(crate) fn part_of(symbol: u64, offset: u64, bytes: u64) -> Result<u64> {
     let (addr, size) = variable(symbol)?;
     let inside = offset <= size && bytes <= size - offset;
     if inside { Ok(addr + offset) } else { Err(HipError::INVALID_VALUE) }
 }
 
-fn copy_to_symbol(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int) -> Result {
-    copy(part_of(symbol, offset, bytes)?, src, bytes, kind)
-}
-
-fn copy_from_symbol(dst: u64, symbol: u64, bytes: u64, offset: u64, kind: c_int) -> Result {
-    copy(dst, part_of(symbol, offset, bytes)?, bytes, kind)
+fn copy_now(copy: Copy) -> Result {
+    forbid_synchronous()?;
+    copy.run()
 }
 
 /// A launch that `<<<..>>>` or `hipConfigureCall` has set up.
@@ -157,12 +166,8 @@ fn launch_host_function(
     on: u64,
     events: (u64, u64),
 ) -> Result {
-    let device = stream(on)?.device;
-    let function = match known_function(function) {
-        Ok(known) => known,
-        Err(_) => known_function(function_on(device, function)?)?,
-    };
-    launch_dims(&function, grid, block, dynamic_lds, on, arguments, events)
+    let known = function_for(stream(on)?.device, function)?;
+    launch_dims((&known, function), grid, block, dynamic_lds, on, arguments, events)
 }
 
 api! {
@@ -274,25 +279,34 @@ api! {
         module::potential_block_size(grid, block, &*current_function(function)?, dynamic_lds, limit)
     }
 
-    fn hipGetSymbolAddress(addr: *mut u64, symbol: u64) { put(addr, variable(symbol)?.0) }
-    fn hipGetSymbolSize(bytes: *mut u64, symbol: u64) { put(bytes, variable(symbol)?.1) }
+    fn hipGetSymbolAddress(addr: *mut u64, symbol: u64) {
+        if addr.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(addr, variable(symbol)?.0)
+    }
+
+    fn hipGetSymbolSize(bytes: *mut u64, symbol: u64) {
+        if bytes.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(bytes, variable(symbol)?.1)
+    }
 
     fn hipMemcpyToSymbol(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int) {
-        copy_to_symbol(symbol, src, bytes, offset, kind)
+        copy_now(Copy::ToSymbol { symbol, offset, src, bytes, kind })
     }
 
     fn hipMemcpyToSymbolAsync(symbol: u64, src: u64, bytes: u64, offset: u64, kind: c_int, on: u64) {
-        stream(on)?;
-        copy_to_symbol(symbol, src, bytes, offset, kind)
+        submit(on, Work::Copy(Copy::ToSymbol { symbol, offset, src, bytes, kind }))
     }
 
     fn hipMemcpyFromSymbol(dst: u64, symbol: u64, bytes: u64, offset: u64, kind: c_int) {
-        copy_from_symbol(dst, symbol, bytes, offset, kind)
+        copy_now(Copy::FromSymbol { dst, symbol, offset, bytes, kind })
     }
 
     fn hipMemcpyFromSymbolAsync(dst: u64, symbol: u64, bytes: u64, offset: u64, kind: c_int, on: u64) {
-        stream(on)?;
-        copy_from_symbol(dst, symbol, bytes, offset, kind)
+        submit(on, Work::Copy(Copy::FromSymbol { dst, symbol, offset, bytes, kind }))
     }
 }
 

@@ -4,14 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
 
 use crate::error::{HipError, Result, SUCCESS};
-use crate::memory::Block;
+use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
 use crate::stream::{Event, Stream};
@@ -52,6 +52,12 @@ pub(crate) struct Device {
     failure: AtomicI32,
     /// Bytes that the program has allocated.
     pub used: AtomicU64,
+    pub graph_use: GraphUse,
+    /// What the program set: bytes of stack of a thread, and of the heap of device code.
+    pub stack_limit: AtomicU64,
+    pub heap_limit: AtomicU64,
+    /// How the program wants to wait.
+    pub flags: AtomicU32,
 }
 
 impl Device {
@@ -86,6 +92,10 @@ pub(crate) enum Tag {
     Context = 0x55,
     FatBinary = 0x56,
     Pool = 0x57,
+    Graph = 0x58,
+    Node = 0x59,
+    Exec = 0x5a,
+    UserObject = 0x5b,
 }
 
 impl Tag {
@@ -144,6 +154,9 @@ pub(crate) struct Runtime {
     pub blocks: Mutex<BTreeMap<u64, Block>>,
     pub registered: Mutex<Registered>,
 }
+
+const DEFAULT_STACK: u64 = 1 << 10;
+const DEFAULT_HEAP: u64 = 4 << 20;
 
 /// Addresses of device memory. A share for each device keeps any address on one device.
 const FIRST_ADDRESS: u64 = 0x1000_0000_0000;
@@ -235,6 +248,10 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
             machine: Machine::new(options),
             failure: AtomicI32::new(SUCCESS),
             used: AtomicU64::new(0),
+            graph_use: GraphUse::default(),
+            stack_limit: AtomicU64::new(DEFAULT_STACK),
+            heap_limit: AtomicU64::new(DEFAULT_HEAP),
+            flags: AtomicU32::new(0),
         })
     };
     specs.iter().enumerate().map(device).collect()

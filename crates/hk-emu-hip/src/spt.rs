@@ -3,12 +3,15 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::Dim3;
+use crate::abi::{Dim3, Memcpy3D, PitchedPtr, Size3};
+use crate::capture::*;
 use crate::error::{HipError, Result, SUCCESS};
+use crate::graph_api::*;
 use crate::memory::*;
 use crate::register::*;
 use crate::runtime::api;
 use crate::stream::*;
+use crate::volume::*;
 
 fn own(stream: u64) -> u64 {
     if stream == 0 { PER_THREAD } else { stream }
@@ -80,6 +83,33 @@ api! {
 
     fn hipMemset2DAsync_spt(dst: u64, pitch: u64, value: c_int, width: u64, height: u64, on: u64) {
         result(hipMemset2DAsync(dst, pitch, value, width, height, own(on)))
+    }
+
+    fn hipMemcpy3D_spt(p: *const Memcpy3D) { result(hipMemcpy3D(p)) }
+    fn hipMemcpy3DAsync_spt(p: *const Memcpy3D, on: u64) { result(hipMemcpy3DAsync(p, own(on))) }
+    fn hipMemset3D_spt(p: PitchedPtr, value: c_int, extent: Size3) { result(hipMemset3D(p, value, extent)) }
+
+    fn hipMemset3DAsync_spt(p: PitchedPtr, value: c_int, extent: Size3, on: u64) {
+        result(hipMemset3DAsync(p, value, extent, own(on)))
+    }
+
+    fn hipGraphLaunch_spt(exec: u64, on: u64) { result(hipGraphLaunch(exec, own(on))) }
+    fn hipStreamBeginCapture_spt(on: u64, mode: c_int) { result(hipStreamBeginCapture(own(on), mode)) }
+    fn hipStreamEndCapture_spt(on: u64, graph: *mut u64) { result(hipStreamEndCapture(own(on), graph)) }
+
+    fn hipStreamGetCaptureInfo_spt(on: u64, status: *mut c_int, id: *mut u64) {
+        result(hipStreamGetCaptureInfo(own(on), status, id))
+    }
+
+    fn hipStreamGetCaptureInfo_v2_spt(
+        on: u64,
+        status: *mut c_int,
+        id: *mut u64,
+        graph: *mut u64,
+        dependencies: *mut u64,
+        count: *mut u64,
+    ) {
+        result(hipStreamGetCaptureInfo_v2(own(on), status, id, graph, dependencies, count))
     }
 
     fn hipStreamAddCallback_spt(on: u64, function: Option<Callback>, data: u64, flags: c_uint) {

@@ -8,9 +8,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use crate::capture::{self, Mark};
 use crate::error::{HipError, Result};
 use crate::host::put;
 use crate::runtime::{Device, api, lock, runtime};
+use crate::work::{self, Work, submit};
 
 /// A stream that the program made.
 pub(crate) struct Stream {
@@ -24,6 +26,10 @@ pub(crate) struct Event {
     pub device: usize,
     flags: c_uint,
     recorded: Mutex<Option<Instant>>,
+    /// Its place in a capture, if it was recorded on a captured stream.
+    mark: Mutex<Option<Mark>>,
+    /// The stream that it was recorded on last.
+    stream: AtomicU64,
 }
 
 /// The stream that a command goes to.
@@ -37,7 +43,7 @@ pub(crate) struct StreamRef {
 }
 
 /// `hipStreamLegacy` and `hipStreamPerThread`.
-const LEGACY: u64 = 1;
+pub(crate) const LEGACY: u64 = 1;
 pub(crate) const PER_THREAD: u64 = 2;
 const NON_BLOCKING: c_uint = 1;
 const LOWEST_PRIORITY: c_int = 1;
@@ -79,10 +85,12 @@ fn create(handle: *mut u64, flags: c_uint, priority: c_int) -> Result {
 
 /// All work is done; it may have failed.
 fn finish(handle: u64) -> Result {
-    stream(handle)?.device.check()
+    let stream = stream(handle)?;
+    capture::forbid_waiting(stream)?;
+    stream.device.check()
 }
 
-fn event(handle: u64) -> Result<std::sync::Arc<Event>> {
+pub(crate) fn event(handle: u64) -> Result<std::sync::Arc<Event>> {
     runtime().events.get(handle).ok_or(HipError::INVALID_HANDLE)
 }
 
@@ -102,7 +110,13 @@ fn create_event(handle: *mut u64, flags: c_uint) -> Result {
         return Err(HipError::NOT_SUPPORTED);
     }
     put(handle, 0)?;
-    let event = Event { device: device.ordinal, flags, recorded: Mutex::default() };
+    let event = Event {
+        device: device.ordinal,
+        flags,
+        recorded: Mutex::default(),
+        mark: Mutex::default(),
+        stream: AtomicU64::new(0),
+    };
     put(handle, runtime.events.insert(|_| event))
 }
 
@@ -113,31 +127,75 @@ pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
         return Err(HipError::INVALID_HANDLE);
     }
     on.device.check()?;
-    *lock(&event.recorded) = Some(Instant::now());
+    event.stream.store(on.id, Relaxed);
+    let mark = capture::mark(on);
+    if mark.is_none() {
+        *lock(&event.recorded) = Some(Instant::now());
+    }
+    *lock(&event.mark) = mark;
     Ok(())
+}
+
+/// Records an event on a stream, or adds a node that does.
+fn record_with(handle: u64, on: u64, flags: c_uint) -> Result {
+    const EXTERNAL: c_uint = 1;
+    let on = stream(on)?;
+    match flags {
+        EXTERNAL if capture::captures(on)? => {
+            event(handle)?;
+            capture::add(on, Work::Record(handle)).map(drop)
+        }
+        0 | EXTERNAL => record(handle, on),
+        _ => Err(HipError::INVALID_VALUE),
+    }
 }
 
 /// The work before an event is done; an event that was never recorded has none. The work may have failed.
-fn check_event(handle: u64) -> Result {
+pub(crate) fn check_event(handle: u64) -> Result {
     runtime().device(event(handle)?.device as c_int)?.check()
 }
 
-fn wait_event(on: u64, handle: u64) -> Result {
-    if handle == 0 {
-        return Err(HipError::INVALID_HANDLE);
-    }
-    stream(on)?.device.check()?;
+/// [`check_event`] for calls of the program.
+fn query_event(handle: u64) -> Result {
+    let event = event(handle)?;
+    capture::forbid_captured(lock(&event.mark).as_ref())?;
     check_event(handle)
 }
 
-/// A call of a function of the program.
-fn call_back<F>(on: u64, function: u64, call: impl FnOnce() -> F) -> Result {
-    stream(on)?.device.check()?;
-    if function == 0 {
+fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
+    const EXTERNAL: c_uint = 1;
+    if handle == 0 {
+        return Err(HipError::INVALID_HANDLE);
+    }
+    let on = stream(on).map_err(|_| HipError::INVALID_HANDLE)?;
+    let event = event(handle)?;
+    if flags & !EXTERNAL != 0 {
         return Err(HipError::INVALID_VALUE);
     }
-    call();
-    Ok(())
+    on.device.check()?;
+    if flags == EXTERNAL && capture::captures(on)? {
+        return capture::add(on, Work::Wait(handle)).map(drop);
+    }
+    if let Some(mark) = &*lock(&event.mark)
+        && capture::join(on, mark)?
+    {
+        return Ok(());
+    }
+    // It was recorded before its stream was captured.
+    if capture::is_captured(event.stream.load(Relaxed)) {
+        return Err(HipError::STREAM_CAPTURE_ISOLATION);
+    }
+    check_event(handle)
+}
+
+/// Calls a function of the program that takes its data.
+pub(crate) fn call_host(function: u64, data: u64) {
+    // SAFETY: the program has given it as such a function; zero is refused before.
+    let function = unsafe { std::mem::transmute::<u64, Option<HostFunction>>(function) };
+    if let Some(function) = function {
+        // SAFETY: as above.
+        unsafe { function(data) };
+    }
 }
 
 pub(crate) type Callback = unsafe extern "C" fn(stream: u64, status: c_int, data: u64);
@@ -162,12 +220,13 @@ api! {
         if let 0 | LEGACY | PER_THREAD = handle {
             return Err(HipError::INVALID_HANDLE);
         }
+        capture::forget_stream(stream(handle)?);
         runtime().streams.remove(handle).map(drop).ok_or(HipError::CONTEXT_IS_DESTROYED)
     }
 
     fn hipStreamSynchronize(handle: u64) { finish(handle) }
     fn hipStreamQuery(handle: u64) { finish(handle) }
-    fn hipStreamWaitEvent(handle: u64, event: u64, _flags: c_uint) { wait_event(handle, event) }
+    fn hipStreamWaitEvent(handle: u64, event: u64, flags: c_uint) { wait_event(handle, event, flags) }
     fn hipStreamGetFlags(handle: u64, flags: *mut c_uint) { put(flags, stream(handle)?.flags) }
     fn hipStreamGetPriority(handle: u64, priority: *mut c_int) { put(priority, stream(handle)?.priority) }
 
@@ -180,33 +239,34 @@ api! {
         crate::host::put_if(greatest, HIGHEST_PRIORITY)
     }
 
-    fn hipStreamIsCapturing(handle: u64, status: *mut c_int) {
-        stream(handle)?;
-        put(status, 0)
-    }
-
     fn hipStreamAddCallback(handle: u64, function: Option<Callback>, data: u64, flags: c_uint) {
         if flags != 0 {
             return Err(HipError::INVALID_VALUE);
         }
-        call_back(handle, function.map_or(0, |f| f as usize as u64), || {
-            // SAFETY: the program promises that this is such a function.
-            function.map(|f| unsafe { f(handle, 0, data) })
-        })
+        let on = stream(handle)?;
+        let function = function.ok_or(HipError::INVALID_VALUE)?;
+        on.device.check()?;
+        if capture::captures(on)? {
+            return Err(HipError::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        // SAFETY: the program promises that this is such a function.
+        unsafe { function(handle, 0, data) };
+        Ok(())
     }
 
     fn hipLaunchHostFunc(handle: u64, function: Option<HostFunction>, data: u64) {
-        call_back(handle, function.map_or(0, |f| f as usize as u64), || {
-            // SAFETY: the program promises that this is such a function.
-            function.map(|f| unsafe { f(data) })
-        })
+        if handle == 0 {
+            capture::forbid_synchronous()?;
+        }
+        submit(handle, work::host(function, data)?)
     }
 
     fn hipEventCreate(handle: *mut u64) { create_event(handle, 0) }
     fn hipEventCreateWithFlags(handle: *mut u64, flags: c_uint) { create_event(handle, flags) }
     fn hipEventRecord(handle: u64, on: u64) { record(handle, stream(on)?) }
-    fn hipEventSynchronize(handle: u64) { check_event(handle) }
-    fn hipEventQuery(handle: u64) { check_event(handle) }
+    fn hipEventRecordWithFlags(handle: u64, on: u64, flags: c_uint) { record_with(handle, on, flags) }
+    fn hipEventSynchronize(handle: u64) { query_event(handle) }
+    fn hipEventQuery(handle: u64) { query_event(handle) }
 
     fn hipEventDestroy(handle: u64) {
         if handle == 0 {

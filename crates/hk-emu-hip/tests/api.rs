@@ -52,6 +52,23 @@ unsafe extern "C" {
     fn hipEventSynchronize(event: Ptr) -> c_int;
     fn hipEventElapsedTime(ms: *mut f32, start: Ptr, stop: Ptr) -> c_int;
     fn hipEventDestroy(event: Ptr) -> c_int;
+    fn hipMallocManaged(ptr: *mut Ptr, bytes: usize, flags: u32) -> c_int;
+    fn hipMemAdvise(ptr: Ptr, bytes: usize, advice: c_int, device: c_int) -> c_int;
+    fn hipMemPrefetchAsync(ptr: Ptr, bytes: usize, device: c_int, stream: Ptr) -> c_int;
+    fn hipMemRangeGetAttribute(data: Ptr, size: usize, attribute: c_int, ptr: Ptr, bytes: usize) -> c_int;
+    fn hipDeviceGetLimit(value: *mut usize, limit: c_int) -> c_int;
+    fn hipDeviceSetLimit(limit: c_int, value: usize) -> c_int;
+    fn hipDeviceGetDefaultMemPool(pool: *mut Ptr, device: c_int) -> c_int;
+    fn hipDeviceGetMemPool(pool: *mut Ptr, device: c_int) -> c_int;
+    fn hipDeviceSetMemPool(device: c_int, pool: Ptr) -> c_int;
+    fn hipMemPoolCreate(pool: *mut Ptr, props: *const PoolProps) -> c_int;
+    fn hipMemPoolDestroy(pool: Ptr) -> c_int;
+    fn hipMemPoolTrimTo(pool: Ptr, bytes: usize) -> c_int;
+    fn hipMemPoolGetAttribute(pool: Ptr, attribute: c_int, value: Ptr) -> c_int;
+    fn hipMemPoolSetAttribute(pool: Ptr, attribute: c_int, value: Ptr) -> c_int;
+    fn hipMallocFromPoolAsync(ptr: *mut Ptr, bytes: usize, pool: Ptr, stream: Ptr) -> c_int;
+    fn hipFreeAsync(ptr: Ptr, stream: Ptr) -> c_int;
+    fn hipMemcpy3D(parameters: *const Copy3D) -> c_int;
     fn hipModuleLoad(module: *mut Ptr, path: *const c_char) -> c_int;
     fn hipModuleLoadData(module: *mut Ptr, image: *const c_void) -> c_int;
     fn hipModuleUnload(module: Ptr) -> c_int;
@@ -76,6 +93,32 @@ struct Attributes {
     flags: u32,
 }
 
+/// `hipMemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PoolProps {
+    allocation: c_int,
+    handles: c_int,
+    location: [c_int; 2],
+    security: Ptr,
+    max_size: usize,
+    reserved: [u8; 56],
+}
+
+/// `hipMemcpy3DParms`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Copy3D {
+    src_array: Ptr,
+    src_pos: [usize; 3],
+    src: [usize; 4],
+    dst_array: Ptr,
+    dst_pos: [usize; 3],
+    dst: [usize; 4],
+    extent: [usize; 3],
+    kind: c_int,
+}
+
 const SUCCESS: c_int = 0;
 const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
@@ -85,6 +128,7 @@ const INVALID_DIRECTION: c_int = 21;
 const INVALID_DEVICE: c_int = 101;
 const INVALID_IMAGE: c_int = 200;
 const NO_BINARY: c_int = 209;
+const UNSUPPORTED_LIMIT: c_int = 215;
 const FILE_NOT_FOUND: c_int = 301;
 const INVALID_HANDLE: c_int = 400;
 const NOT_FOUND: c_int = 500;
@@ -102,7 +146,7 @@ macro_rules! want {
     ($code:expr, $($call:tt)*) => {{
         // SAFETY: pointers are to variables of the test, or wrong on purpose; the library checks them.
         let code = unsafe { $($call)* };
-        assert_eq!(code, $code, stringify!($($call)*));
+        assert_eq!(code, $code, "{}", stringify!($($call)*));
     }};
 }
 
@@ -316,6 +360,121 @@ fn rows_of_memory() {
     want!(INVALID_VALUE, hipMemcpy2D(device, usize::MAX, host.as_ptr().cast(), 10, 7, 5, 1));
     ok!(hipMemcpy2D(device, 16, host.as_ptr().cast(), 10, 7, 0, 1));
     ok!(hipFree(device));
+}
+
+#[test]
+fn boxes_of_memory() {
+    // A 3 x 2 x 2 part of 4 x 3 x 2 bytes, to rows of 8 bytes.
+    let host: Vec<u8> = (0..24).collect();
+    let device = malloc(48);
+    ok!(hipMemset(device, 0, 48));
+    let copy = Copy3D {
+        src_array: null_mut(),
+        src_pos: [1, 1, 0],
+        src: [host.as_ptr() as usize, 4, 4, 3],
+        dst_array: null_mut(),
+        dst_pos: [2, 0, 0],
+        dst: [device as usize, 8, 8, 3],
+        extent: [3, 2, 2],
+        kind: 1,
+    };
+    ok!(hipMemcpy3D(&copy));
+    let got = download::<u8>(device, 48);
+    for (i, byte) in got.iter().enumerate() {
+        let [x, y, z] = [i % 8, i / 8 % 3, i / 24];
+        let want = if (2..5).contains(&x) && y < 2 { (x - 1) + 4 * (y + 1) + 12 * z } else { 0 };
+        assert_eq!(usize::from(*byte), want, "byte {i}");
+    }
+    want!(INVALID_VALUE, hipMemcpy3D(&Copy3D { src_pos: [2, 1, 0], ..copy })); // past the row
+    want!(INVALID_VALUE, hipMemcpy3D(&Copy3D { dst_pos: [2, 2, 0], ..copy })); // past the memory
+    want!(INVALID_VALUE, hipMemcpy3D(&Copy3D { dst: [0, 8, 8, 3], ..copy }));
+    want!(INVALID_PITCH, hipMemcpy3D(&Copy3D { dst: [device as usize, 8, 9, 3], ..copy }));
+    want!(INVALID_DIRECTION, hipMemcpy3D(&Copy3D { kind: 9, ..copy }));
+    want!(INVALID_VALUE, hipMemcpy3D(null()));
+    ok!(hipMemcpy3D(&Copy3D { extent: [3, 0, 2], ..copy }));
+    ok!(hipFree(device));
+}
+
+#[test]
+fn pools_and_limits() {
+    let attribute = |pool, number| {
+        let mut value = 0u64;
+        ok!(hipMemPoolGetAttribute(pool, number, address(&mut value)));
+        value
+    };
+    let (mut own, mut pool) = (null_mut(), null_mut());
+    ok!(hipDeviceGetDefaultMemPool(&mut own, 0));
+    want!(INVALID_DEVICE, hipDeviceGetDefaultMemPool(&mut own, 1));
+    let props = PoolProps {
+        allocation: 1,
+        handles: 0,
+        location: [1, 0],
+        security: null_mut(),
+        max_size: 4096,
+        reserved: [0; 56],
+    };
+    for wrong in [PoolProps { allocation: 0, ..props }, PoolProps { location: [1, 7], ..props }] {
+        want!(INVALID_VALUE, hipMemPoolCreate(&mut pool, &wrong));
+    }
+    ok!(hipMemPoolCreate(&mut pool, &props));
+    ok!(hipDeviceSetMemPool(0, pool));
+    let mut current = null_mut();
+    ok!(hipDeviceGetMemPool(&mut current, 0));
+    assert_eq!(current, pool);
+    let (mut a, mut b) = (null_mut(), null_mut());
+    ok!(hipMallocFromPoolAsync(&mut a, 3000, pool, null_mut()));
+    want!(OUT_OF_MEMORY, hipMallocFromPoolAsync(&mut b, 2000, pool, null_mut()));
+    assert_eq!([5, 6, 7, 8].map(|n| attribute(pool, n)), [3000; 4]);
+    let mut hold = 1000u64;
+    ok!(hipMemPoolSetAttribute(pool, 4, address(&mut hold)));
+    ok!(hipFreeAsync(a, null_mut()));
+    assert_eq!([5, 6, 7, 8].map(|n| attribute(pool, n)), [1000, 3000, 0, 3000]);
+    ok!(hipMemPoolTrimTo(pool, 10));
+    want!(INVALID_VALUE, hipMemPoolSetAttribute(pool, 8, address(&mut hold)));
+    want!(INVALID_VALUE, hipMemPoolGetAttribute(pool, 9, address(&mut hold)));
+    assert_eq!([5, 1].map(|n| attribute(pool, n)), [10, 1]);
+    want!(INVALID_VALUE, hipMemPoolDestroy(own));
+    ok!(hipMemPoolDestroy(pool));
+    want!(INVALID_VALUE, hipMemPoolDestroy(pool));
+    ok!(hipDeviceGetMemPool(&mut current, 0));
+    assert_eq!(current, own);
+
+    let mut limit = 0;
+    ok!(hipDeviceSetLimit(0, 4096));
+    ok!(hipDeviceGetLimit(&mut limit, 0));
+    assert_eq!(limit, 4096);
+    want!(INVALID_VALUE, hipDeviceSetLimit(0, 1 << 20));
+    for other in [-1, 1, 3] {
+        want!(UNSUPPORTED_LIMIT, hipDeviceSetLimit(other, 1));
+    }
+}
+
+#[test]
+fn advice_about_managed_memory() {
+    let mut managed = null_mut();
+    ok!(hipMallocManaged(&mut managed, 4096, 1));
+    let attribute = |number| {
+        let mut value = [7i32; 2];
+        let size = if number == 3 { 8 } else { 4 };
+        ok!(hipMemRangeGetAttribute(address(&mut value), size, number, managed, 4096));
+        value
+    };
+    assert_eq!([1, 2, 3, 4].map(&attribute), [[0, 7], [-2, 7], [-2, -2], [-2, 7]]);
+    for (advice, device) in [(1, 0), (3, -1), (5, 0)] {
+        ok!(hipMemAdvise(managed, 4096, advice, device));
+    }
+    ok!(hipMemPrefetchAsync(managed, 4096, 0, null_mut()));
+    assert_eq!([1, 2, 3, 4].map(&attribute), [[1, 7], [-1, 7], [0, -2], [0, 7]]);
+    let mut value = 0;
+    want!(INVALID_VALUE, hipMemAdvise(managed, 4097, 1, 0));
+    want!(INVALID_DEVICE, hipMemAdvise(managed, 4096, 3, 9));
+    want!(INVALID_VALUE, hipMemAdvise(managed, 4096, 9, 0));
+    want!(INVALID_VALUE, hipMemRangeGetAttribute(address(&mut value), 3, 1, managed, 4096));
+    want!(INVALID_VALUE, hipMemRangeGetAttribute(null_mut(), 4, 1, managed, 4096));
+    let device = malloc(64);
+    want!(INVALID_VALUE, hipMemAdvise(device, 64, 1, 0));
+    ok!(hipFree(device));
+    ok!(hipFree(managed));
 }
 
 #[test]

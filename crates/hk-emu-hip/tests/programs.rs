@@ -1,6 +1,7 @@
 //! Programs in C and HIP C++, compiled as users compile them, run on the emulator.
 
 use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use crate::common::{clang, code_object, printed, run, runtime, source};
 
@@ -60,29 +61,34 @@ fn fat_binary(objects: &[(&str, Vec<u8>)]) -> Vec<u8> {
     bytes
 }
 
-#[test]
-fn a_program_with_kernels_in_it() {
-    let runtime = runtime();
-    let dir = tempfile::tempdir().unwrap();
+/// Compiles a program with kernels for both targets, as the driver does, into `dir`.
+fn compiled(name: &str, dir: &Path, runtime: &Path) -> PathBuf {
     let objects = ["gfx942", "gfx950"].map(|target| {
-        let path = dir.path().join(format!("{target}.co"));
-        code_object("embedded.hip", target, &path);
+        let path = dir.join(format!("{target}.co"));
+        code_object(name, target, &path);
         (target, std::fs::read(path).unwrap())
     });
-    let bundle = dir.path().join("embedded.hipfb");
+    let bundle = dir.join("bundle.hipfb");
     std::fs::write(&bundle, fat_binary(&objects)).unwrap();
-    let program = dir.path().join("embedded");
+    let program = dir.join("program");
     // As the driver compiles the host's side, once it has the bundle.
     let mut args: Vec<&OsStr> =
         ["-x", "hip", "--offload-host-only", "-O2", "-nogpulib", "-nogpuinc", "-Xclang"]
             .map(OsStr::new)
             .into();
     args.extend(["-fcuda-include-gpubinary", "-Xclang"].map(OsStr::new));
-    let source = source("embedded.hip");
-    args.extend([bundle.as_os_str(), source.as_os_str(), OsStr::new("-L"), runtime.path().as_os_str()]);
+    let source = source(name);
+    args.extend([bundle.as_os_str(), source.as_os_str(), OsStr::new("-L"), runtime.as_os_str()]);
     args.extend(["-lamdhip64", "-o"].map(OsStr::new));
     args.push(program.as_os_str());
     clang(&args);
+    program
+}
+
+#[test]
+fn a_program_with_kernels_in_it() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = compiled("embedded.hip", dir.path(), runtime.path());
     assert_eq!(printed(run(&program, &[], BOTH, runtime.path())), "ok on 2 devices\n");
     // Another order, more of a kind, and only one.
     assert_eq!(printed(run(&program, &[], "gfx950,gfx942,gfx950", runtime.path())), "ok on 3 devices\n");
@@ -91,4 +97,14 @@ fn a_program_with_kernels_in_it() {
     let wrong = run(&program, &[], "gfx90a", runtime.path());
     let report = String::from_utf8_lossy(&wrong.stderr);
     assert!(report.contains("`gfx90a` is neither gfx942 nor gfx950; there is no device"), "{report}");
+}
+
+#[test]
+fn graphs() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = compiled("graphs.hip", dir.path(), runtime.path());
+    for device in ["gfx942", "gfx950"] {
+        let output = run(&program, &[], device, runtime.path());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{device}");
+    }
 }
