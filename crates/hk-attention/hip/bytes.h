@@ -1,8 +1,10 @@
-// bytes.h: fp8 and int8 in memory, 16 bits in registers, exactly. Two values take two instructions, of fp8 on gfx950 one.
+// bytes.h: fp8 and int8 in memory. Values are widened to 16 bits in registers, exactly: two take two instructions, of fp8 on gfx950 one. Keys
+// are multiplied as they are, by queries that are sums of terms of the same type.
 #pragma once
 
 #include <hk/arch.h>
 #include <hk/matrix.h>
+#include <hk/mma.h>
 #include <hk/quant.h>
 #include <hk/types.h>
 
@@ -16,18 +18,28 @@ using hk::Vec;
 template <class T, hk::QuantType kType>
 struct Bytes {
     static constexpr u32 kBytes = 1;
+    static constexpr hk::QuantType kQuant = kType;
+    using Value = T;
 
     /// N dwords of T from half as many.
     template <int N>
     HK_FN static Vec<u32, N> widened(Vec<u32, N / 2> v) {
         Vec<u32, N> pairs;
 #pragma unroll
-        for (int i = 0; i < N; ++i) pairs[i] = pair(v[i / 2], i % 2);
+        for (int i = 0; i < N; i += 2) {
+            u32 two[2];
+            four(v[i / 2], two);
+            pairs[i] = two[0], pairs[i + 1] = two[1];
+        }
         return pairs;
     }
     /// Byte 2 half + i of `a` and of `b`.
     HK_FN static void across(u32 a, u32 b, int half, u32 (&pairs)[2]) {
 #if defined(HK_AMD)
+        if constexpr (kInts) {
+            half ? convert<2, 3, 2, 3>(a, b, pairs) : convert<0, 1, 0, 1>(a, b, pairs);
+            return;
+        }
         if constexpr (kNative) {
             const u32 four = __builtin_amdgcn_perm(b, a, half ? 0x07030602u : 0x05010400u);
             pairs[0] = pair(four, 0), pairs[1] = pair(four, 1);
@@ -42,9 +54,31 @@ struct Bytes {
   private:
 #if defined(HK_AMD)
     static constexpr bool kNative = hk::kHasCvtFp4 && kType == hk::kMmaFp8Type;
+    static constexpr bool kInts = kType == hk::QuantType::I8 && __is_same(T, hk::f16);
+
+    /// Bytes kLow.. of `low` below bytes kHigh.. of `high`: an instruction a value selects, extends, converts and places it.
+    template <int kLow0, int kLow1, int kHigh0, int kHigh1>
+    HK_FN static void convert(u32 low, u32 high, u32 (&pairs)[2]) {
+        // The compiler knows no wait states behind inline assembly: halves that were placed may not be read at once.
+        asm("v_cvt_f16_i16_sdwa %0, sext(%2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_%4\n\t"
+            "v_cvt_f16_i16_sdwa %1, sext(%2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_%5\n\t"
+            "v_cvt_f16_i16_sdwa %0, sext(%3) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_%6\n\t"
+            "v_cvt_f16_i16_sdwa %1, sext(%3) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_%7\n\t"
+            "s_nop 0"
+            : "=&v"(pairs[0]), "=&v"(pairs[1])
+            : "v"(low), "v"(high), "n"(kLow0), "n"(kLow1), "n"(kHigh0), "n"(kHigh1));
+    }
 #else
     static constexpr bool kNative = false;
 #endif
+
+    /// All four bytes.
+    HK_FN static void four(u32 dword, u32 (&pairs)[2]) {
+#if defined(HK_AMD)
+        if constexpr (kInts) return convert<0, 2, 1, 3>(dword, dword, pairs);
+#endif
+        pairs[0] = pair(dword, 0), pairs[1] = pair(dword, 1);
+    }
 
     /// Bytes 2 half and 2 half + 1.
     HK_FN static u32 pair(u32 dword, int half) {
@@ -74,7 +108,100 @@ struct Bytes {
 
 template <class T>
 using BytesFp8 = Bytes<T, hk::kMmaFp8Type>;
+/// Values of f16, in which SDWA widens them, whatever the type of queries.
+#if defined(HK_AMD)
+template <class>
+using BytesI8 = Bytes<hk::f16, hk::QuantType::I8>;
+#else
 template <class T>
 using BytesI8 = Bytes<T, hk::QuantType::I8>;
+#endif
+
+template <bool kInts>
+struct ElementOf {
+    using Type = hk::Fp8;
+};
+template <>
+struct ElementOf<true> {
+    using Type = hk::I8;
+};
+
+/// Rows of queries as sums of terms of the cache's type, times the row's unit: MFMAs take the bytes of keys as they are.
+///
+/// fp8: the largest magnitude is kLargest to 2 kLargest units. What T holds is the sum of terms, but for an error of at most half of the
+/// type's smallest value: 2^-17 of the largest. int8: the largest is kLargest units, and 16 bits are two terms: at most 2^-16 of it.
+/// A row with an infinity or a NaN has unit NaN.
+template <class T, hk::QuantType kType>
+struct SplitQuery {
+    static constexpr bool kInts = kType == hk::QuantType::I8;
+    static constexpr int kTerms = kInts || __is_same(T, hk::bf16) ? 2 : 3;
+    static constexpr float kLargest = kInts ? 32639.0f : hk::kFp8IsFnuz ? 64.0f : 128.0f;
+
+    /// MFMAs over kLoads times 16 bytes a lane of rows of `columns`.
+    template <int columns>
+    struct Mma {
+        using Element = typename ElementOf<kInts>::Type;
+        static constexpr int kFastest = hk::kFastestCols<Element, Element, 16>,
+                             kCols = kFastest <= columns ? kFastest : 32;
+        using Unit = hk::MmaInstruction<Element, Element, 16, kCols>;
+        using Acc = typename Unit::Acc;
+        static constexpr int kWords = Unit::W::kWords, kLoads = kWords > 4 ? kWords / 4 : 1;
+
+        HK_FN static Acc mma(const Vec<u32, 4> *w, const Vec<u32, 4> *x, Acc acc) {
+#pragma unroll
+            for (int first = 0; first < 4 * kLoads; first += kWords) {
+                typename Unit::W::Words w_part, x_part;
+#pragma unroll
+                for (int i = 0; i < kWords; ++i) {
+                    w_part[i] = w[(first + i) / 4][(first + i) % 4];
+                    x_part[i] = x[(first + i) / 4][(first + i) % 4];
+                }
+                acc = Unit::mma(w_part, x_part, acc);
+            }
+            return acc;
+        }
+    };
+
+    float unit = 1.0f;
+
+    /// `bits`: of the row's largest magnitude.
+    HK_FN explicit SplitQuery(u32 bits) {
+        constexpr u32 kExponent = 0x7f800000u, kLeast = 0x10000000u;  // magnitudes below 2^-95 are not told from zero
+        const u32 least = bits < kLeast ? kLeast : bits;
+        const float most = __builtin_bit_cast(float, kInts ? least : least &kExponent);
+        unit = bits >= kExponent ? __builtin_nanf("") : most * (1.0f / kLargest);
+    }
+    /// 16 values to 16 bytes of each term.
+    HK_FN void split(Vec<float, 16> v, Vec<u32, 4> (&terms)[kTerms]) const {
+        const float inverse = 1.0f / unit;
+        v *= inverse;
+        if constexpr (kInts) {
+            constexpr float kRound = 0x1.8p+23f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 low[4], high[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    low[j] = hk::detail::bits_of(hk::detail::clamp(v[4 * i + j], kLargest) + kRound);
+                    high[j] = (low[j] + 128) >> 8;
+                }
+                terms[0][i] = hk::detail::low_bytes(high[0], high[1], high[2], high[3]);
+                terms[1][i] = hk::detail::low_bytes(low[0], low[1], low[2], low[3]);
+            }
+        } else {
+#pragma unroll
+            for (int t = 0; t < kTerms; ++t) {
+                terms[t] = hk::quantize_packed<kType, 16>(v);
+                if (t + 1 < kTerms) v -= hk::dequantize_packed<kType>(terms[t]);
+            }
+        }
+    }
+    /// Sums of the products with one term, before those with the next are added.
+    template <class Acc>
+    HK_FN static Acc next_term(Acc acc) {
+        if constexpr (kInts) return acc << 8;
+        return acc;
+    }
+};
 
 }  // namespace attention::decode
