@@ -19,27 +19,18 @@ template <class T, hk::QuantType kType>
 struct Bytes {
     static constexpr u32 kBytes = 1;
     static constexpr hk::QuantType kQuant = kType;
-    using Value = T;
 
     /// N dwords of T from half as many.
     template <int N>
     HK_FN static Vec<u32, N> widened(Vec<u32, N / 2> v) {
         Vec<u32, N> pairs;
 #pragma unroll
-        for (int i = 0; i < N; i += 2) {
-            u32 two[2];
-            four(v[i / 2], two);
-            pairs[i] = two[0], pairs[i + 1] = two[1];
-        }
+        for (int i = 0; i < N; ++i) pairs[i] = pair(v[i / 2], i % 2);
         return pairs;
     }
     /// Byte 2 half + i of `a` and of `b`.
     HK_FN static void across(u32 a, u32 b, int half, u32 (&pairs)[2]) {
 #if defined(HK_AMD)
-        if constexpr (kInts) {
-            half ? convert<2, 3, 2, 3>(a, b, pairs) : convert<0, 1, 0, 1>(a, b, pairs);
-            return;
-        }
         if constexpr (kNative) {
             const u32 four = __builtin_amdgcn_perm(b, a, half ? 0x07030602u : 0x05010400u);
             pairs[0] = pair(four, 0), pairs[1] = pair(four, 1);
@@ -54,31 +45,9 @@ struct Bytes {
   private:
 #if defined(HK_AMD)
     static constexpr bool kNative = hk::kHasCvtFp4 && kType == hk::kMmaFp8Type;
-    static constexpr bool kInts = kType == hk::QuantType::I8 && __is_same(T, hk::f16);
-
-    /// Bytes kLow.. of `low` below bytes kHigh.. of `high`: an instruction a value selects, extends, converts and places it.
-    template <int kLow0, int kLow1, int kHigh0, int kHigh1>
-    HK_FN static void convert(u32 low, u32 high, u32 (&pairs)[2]) {
-        // The compiler knows no wait states behind inline assembly: halves that were placed may not be read at once.
-        asm("v_cvt_f16_i16_sdwa %0, sext(%2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_%4\n\t"
-            "v_cvt_f16_i16_sdwa %1, sext(%2) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_%5\n\t"
-            "v_cvt_f16_i16_sdwa %0, sext(%3) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_%6\n\t"
-            "v_cvt_f16_i16_sdwa %1, sext(%3) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_%7\n\t"
-            "s_nop 0"
-            : "=&v"(pairs[0]), "=&v"(pairs[1])
-            : "v"(low), "v"(high), "n"(kLow0), "n"(kLow1), "n"(kHigh0), "n"(kHigh1));
-    }
 #else
     static constexpr bool kNative = false;
 #endif
-
-    /// All four bytes.
-    HK_FN static void four(u32 dword, u32 (&pairs)[2]) {
-#if defined(HK_AMD)
-        if constexpr (kInts) return convert<0, 2, 1, 3>(dword, dword, pairs);
-#endif
-        pairs[0] = pair(dword, 0), pairs[1] = pair(dword, 1);
-    }
 
     /// Bytes 2 half and 2 half + 1.
     HK_FN static u32 pair(u32 dword, int half) {
@@ -108,14 +77,8 @@ struct Bytes {
 
 template <class T>
 using BytesFp8 = Bytes<T, hk::kMmaFp8Type>;
-/// Values of f16, in which SDWA widens them, whatever the type of queries.
-#if defined(HK_AMD)
-template <class>
-using BytesI8 = Bytes<hk::f16, hk::QuantType::I8>;
-#else
 template <class T>
 using BytesI8 = Bytes<T, hk::QuantType::I8>;
-#endif
 
 template <bool kInts>
 struct ElementOf {

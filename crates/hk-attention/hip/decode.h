@@ -163,17 +163,6 @@ struct InPieces : From {
 template <class From>
 inline constexpr bool kOfPieces = requires { From::kPieces; };
 
-/// The 16-bit type of values and probabilities.
-template <class From, class T>
-struct ValueOf {
-    using Type = T;
-};
-template <class From, class T>
-    requires requires { typename From::Value; }
-struct ValueOf<From, T> {
-    using Type = typename From::Value;
-};
-
 /// How queries are multiplied by bytes of keys. kTerms = 0: keys are widened. sm_90's sums of fp8 products have few bits; three terms
 /// beside steps of 64 keys in pieces are more registers than there are.
 struct NoSplit {
@@ -202,8 +191,6 @@ class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
     using Mma = hk::FragMma<T, T, kDim>;
-    using Value = typename ValueOf<From, T>::Type;
-    using ValueMma = hk::FragMma<Value, Value, kDim>;
     using QuerySplit = typename QuerySplitOf<From, T>::Type;
     using Places = hk::AccLayout<kDim>;
     using Run = Runs<kBytes, kDim>;
@@ -283,8 +270,8 @@ class Decode {
     hk::Frag q_[kQueriesInLds ? 1 : kM][kQFrags];
     float unit_[kM];  // kSplit: of the lane's row of each tile
     hk::WaveTile<Mma, kStep, kDim> s_[kM];
-    hk::WaveTile<ValueMma, kD, kDim> o_[kM];
-    OnlineSoftmax<kDim, Value> softmax_[kM];
+    hk::WaveTile<Mma, kD, kDim> o_[kM];
+    OnlineSoftmax<kDim, T> softmax_[kM];
     float scale_;  // of products, beside the unit; in units of log2, unless scores are made one by one
     bool one_by_one_;
     // Of the lane's rows. Those of many tiles are computed where they are needed: in edge steps, and scores made one by one.
@@ -835,9 +822,9 @@ class Decode {
     }
 
     HK_FN void multiply_values(const V &v) {
-        decltype(s_[0].template as_operand<Value, true>(0)) p[kM];
+        decltype(s_[0].template as_operand<T, true>(0)) p[kM];
 #pragma unroll
-        for (int m = 0; m < kM; ++m) p[m] = s_[m].template as_operand<Value, true>(0);
+        for (int m = 0; m < kM; ++m) p[m] = s_[m].template as_operand<T, true>(0);
         if constexpr (kPieces) {
 #pragma unroll
             for (int half = 0; half < kBytes % 2 + 1; ++half) {
@@ -851,7 +838,7 @@ class Decode {
                             return half ? From::template widened<4>(raw.hi) : From::template widened<4>(raw.lo);
                     }));
 #pragma unroll
-                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j] = ValueMma::mma(&w, &p[m].frag[half], o_[m].acc[0][j]);
+                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j] = Mma::mma(&w, &p[m].frag[half], o_[m].acc[0][j]);
                 }
             }
             return;
@@ -868,8 +855,7 @@ class Decode {
                 for (u32 e = 0; e < 2; ++e) {
                     const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return column[r][e]; }));
 #pragma unroll
-                    for (int m = 0; m < kM; ++m)
-                        o_[m].acc[0][j + e] = ValueMma::mma(&w, &p[m].frag[0], o_[m].acc[0][j + e]);
+                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j + e] = Mma::mma(&w, &p[m].frag[0], o_[m].acc[0][j + e]);
                 }
             }
         }

@@ -432,7 +432,8 @@ fn queries_over_bytes_have_a_unit() {
         for of in [fp8, Case::decode::<bf16, i8>] {
             let out = |power: i32, change: &dyn Fn(&mut [bf16])| {
                 let given = of(&case).scalar("scale", Scalar::Float(0.125 * f64::exp2((-power).into())));
-                let (shape, mut q) = (given.get("q").shape().to_vec(), given.get("q").elements::<bf16>().unwrap());
+                let (shape, mut q) =
+                    (given.get("q").shape().to_vec(), given.get("q").elements::<bf16>().unwrap());
                 q.iter_mut().for_each(|q| *q = bf16::from_f32(q.to_f32() * f32::exp2(power as f32)));
                 change(&mut q);
                 let call = given.with("q", HostTensor::new(shape, &q).unwrap()).call();
