@@ -1,8 +1,10 @@
-// bytes.h: fp8 and int8 in memory, 16 bits in registers, exactly. Two values take two instructions, of fp8 on gfx950 one.
+// bytes.h: fp8 and int8 in memory. Values are widened to 16 bits in registers, exactly: two take two instructions, of fp8 on gfx950 one. Keys
+// are multiplied as they are, by queries that are sums of terms of the same type.
 #pragma once
 
 #include <hk/arch.h>
 #include <hk/matrix.h>
+#include <hk/mma.h>
 #include <hk/quant.h>
 #include <hk/types.h>
 
@@ -16,6 +18,7 @@ using hk::Vec;
 template <class T, hk::QuantType kType>
 struct Bytes {
     static constexpr u32 kBytes = 1;
+    static constexpr hk::QuantType kQuant = kType;
 
     /// N dwords of T from half as many.
     template <int N>
@@ -76,5 +79,92 @@ template <class T>
 using BytesFp8 = Bytes<T, hk::kMmaFp8Type>;
 template <class T>
 using BytesI8 = Bytes<T, hk::QuantType::I8>;
+
+template <bool kInts>
+struct ElementOf {
+    using Type = hk::Fp8;
+};
+template <>
+struct ElementOf<true> {
+    using Type = hk::I8;
+};
+
+/// Rows of queries as sums of terms of the cache's type, times the row's unit: MFMAs take the bytes of keys as they are.
+///
+/// fp8: the largest magnitude is kLargest to 2 kLargest units. What T holds is the sum of terms, but for an error of at most half of the
+/// type's smallest value: 2^-17 of the largest. int8: the largest is kLargest units, and 16 bits are two terms: at most 2^-16 of it.
+/// A row with an infinity or a NaN has unit NaN.
+template <class T, hk::QuantType kType>
+struct SplitQuery {
+    static constexpr bool kInts = kType == hk::QuantType::I8;
+    static constexpr int kTerms = kInts || __is_same(T, hk::bf16) ? 2 : 3;
+    static constexpr float kLargest = kInts ? 32639.0f : hk::kFp8IsFnuz ? 64.0f : 128.0f;
+
+    /// MFMAs over kLoads times 16 bytes a lane of rows of `columns`.
+    template <int columns>
+    struct Mma {
+        using Element = typename ElementOf<kInts>::Type;
+        static constexpr int kFastest = hk::kFastestCols<Element, Element, 16>,
+                             kCols = kFastest <= columns ? kFastest : 32;
+        using Unit = hk::MmaInstruction<Element, Element, 16, kCols>;
+        using Acc = typename Unit::Acc;
+        static constexpr int kWords = Unit::W::kWords, kLoads = kWords > 4 ? kWords / 4 : 1;
+
+        HK_FN static Acc mma(const Vec<u32, 4> *w, const Vec<u32, 4> *x, Acc acc) {
+#pragma unroll
+            for (int first = 0; first < 4 * kLoads; first += kWords) {
+                typename Unit::W::Words w_part, x_part;
+#pragma unroll
+                for (int i = 0; i < kWords; ++i) {
+                    w_part[i] = w[(first + i) / 4][(first + i) % 4];
+                    x_part[i] = x[(first + i) / 4][(first + i) % 4];
+                }
+                acc = Unit::mma(w_part, x_part, acc);
+            }
+            return acc;
+        }
+    };
+
+    float unit = 1.0f;
+
+    /// `bits`: of the row's largest magnitude.
+    HK_FN explicit SplitQuery(u32 bits) {
+        constexpr u32 kExponent = 0x7f800000u, kLeast = 0x10000000u;  // magnitudes below 2^-95 are not told from zero
+        const u32 least = bits < kLeast ? kLeast : bits;
+        const float most = __builtin_bit_cast(float, kInts ? least : least &kExponent);
+        unit = bits >= kExponent ? __builtin_nanf("") : most * (1.0f / kLargest);
+    }
+    /// 16 values to 16 bytes of each term.
+    HK_FN void split(Vec<float, 16> v, Vec<u32, 4> (&terms)[kTerms]) const {
+        const float inverse = 1.0f / unit;
+        v *= inverse;
+        if constexpr (kInts) {
+            constexpr float kRound = 0x1.8p+23f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 low[4], high[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    low[j] = hk::detail::bits_of(hk::detail::clamp(v[4 * i + j], kLargest) + kRound);
+                    high[j] = (low[j] + 128) >> 8;
+                }
+                terms[0][i] = hk::detail::low_bytes(high[0], high[1], high[2], high[3]);
+                terms[1][i] = hk::detail::low_bytes(low[0], low[1], low[2], low[3]);
+            }
+        } else {
+#pragma unroll
+            for (int t = 0; t < kTerms; ++t) {
+                terms[t] = hk::quantize_packed<kType, 16>(v);
+                if (t + 1 < kTerms) v -= hk::dequantize_packed<kType>(terms[t]);
+            }
+        }
+    }
+    /// Sums of the products with one term, before those with the next are added.
+    template <class Acc>
+    HK_FN static Acc next_term(Acc acc) {
+        if constexpr (kInts) return acc << 8;
+        return acc;
+    }
+};
 
 }  // namespace attention::decode

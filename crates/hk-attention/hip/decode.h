@@ -163,6 +163,22 @@ struct InPieces : From {
 template <class From>
 inline constexpr bool kOfPieces = requires { From::kPieces; };
 
+/// How queries are multiplied by bytes of keys. kTerms = 0: keys are widened. sm_90's sums of fp8 products have few bits; three terms
+/// beside steps of 64 keys in pieces are more registers than there are.
+struct NoSplit {
+    static constexpr int kTerms = 0;
+};
+template <class From, class T>
+struct QuerySplitOf {
+    using Type = NoSplit;
+};
+template <class From, class T>
+    requires(hk::kRowsPerLane == 1 && requires { From::kQuant; } &&
+             (!kOfPieces<From> || SplitQuery<T, From::kQuant>::kTerms == 2))
+struct QuerySplitOf<From, T> {
+    using Type = SplitQuery<T, From::kQuant>;
+};
+
 /// Registers of sm_90 hold one tile of rows.
 template <int kTiles>
 inline constexpr int kTilesOfTarget = hk::kRowsPerLane == 1 ? kTiles : 1;
@@ -175,6 +191,7 @@ class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
     using Mma = hk::FragMma<T, T, kDim>;
+    using QuerySplit = typename QuerySplitOf<From, T>::Type;
     using Places = hk::AccLayout<kDim>;
     using Run = Runs<kBytes, kDim>;
     static constexpr int kStep = kPieces ? int(Run::kKeys) : kKeys;  // keys
@@ -190,7 +207,9 @@ class Decode {
     static constexpr int kVParts = kVBytes / kVAccess;
     static constexpr int kVKeys = 4 / kShare;  // of a tile
     // Two sets of registers, if there are as many beside the accumulators.
-    static constexpr int kSets = hk::kRowsPerLane == 1 && kM == 1 ? 2 : 1;
+    static constexpr int kSets = hk::kRowsPerLane == 1 && (kM == 1 || kBytes == 1) ? 2 : 1;
+    static constexpr bool kSplit = QuerySplit::kTerms != 0;
+    static constexpr int kQFrags = kSplit ? QuerySplit::kTerms * kKLoads : kSteps;  // of a row of Q
     // Queries of many rows are in LDS.
     static constexpr bool kQueriesInLds = kOwn > 1 ? kSteps >= 4 : kM > 1 && kM *kSteps >= 16;
 
@@ -233,7 +252,10 @@ class Decode {
     struct Lds {
         Vec<float, 2> sums[kWaves][kRows];
         union {
-            hk::Frag q[kQueriesInLds ? kM * kSteps : 1][kQueriesInLds ? hk::kWaveSize : 1];
+            struct {
+                hk::Frag q[kQueriesInLds ? kM * kQFrags : 1][kQueriesInLds ? hk::kWaveSize : 1];
+                float unit[kQueriesInLds ? kRows : 1];
+            };
             Vec<float, 4> o[kWaves][kDim][kDim];
             Vec<float, 2> parts[kMostParts][kDim];
         };
@@ -245,11 +267,12 @@ class Decode {
     const DecodeParams &d_;
     const Split &split_;
     Lds &lds_;
-    hk::Frag q_[kQueriesInLds ? 1 : kM][kSteps];
+    hk::Frag q_[kQueriesInLds ? 1 : kM][kQFrags];
+    float unit_[kM];  // kSplit: of the lane's row of each tile
     hk::WaveTile<Mma, kStep, kDim> s_[kM];
     hk::WaveTile<Mma, kD, kDim> o_[kM];
     OnlineSoftmax<kDim, T> softmax_[kM];
-    float scale_;  // of products; in units of log2, unless scores are made one by one
+    float scale_;  // of products, beside the unit; in units of log2, unless scores are made one by one
     bool one_by_one_;
     // Of the lane's rows. Those of many tiles are computed where they are needed: in edge steps, and scores made one by one.
     static constexpr bool kKeepsRows = kM == 1 && kOwn == 1;
@@ -300,7 +323,8 @@ class Decode {
     HK_FN void load_queries() {
         const Params &p = params();
         const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
-        const auto of_tile = [&](u32 m, hk::Frag(&q)[kSteps]) __attribute__((always_inline)) {
+        const auto of_tile = [&](u32 m, hk::Frag(&to)[kQFrags], float &unit) __attribute__((always_inline)) {
+            hk::Frag q[kSteps];
             hk::PerRow<u64> at;
 #pragma unroll
             for (u32 r = 0; r < kOwn; ++r) {
@@ -331,27 +355,59 @@ class Decode {
                         Vec<u32, 4>, load_row<T, 8>(from, p.q_type, p.q_vectorized, element, i32(p.dqk - col)));
                 });
             }
+            if constexpr (kSplit) {
+                unit = split_queries(q, to);
+            } else {
+#pragma unroll
+                for (int step = 0; step < kSteps; ++step) to[step] = q[step];
+            }
         };
         if constexpr (kQueriesInLds) {
             // Waves have tiles in turn. A fragment is read as it is written: without bank conflicts.
 #pragma unroll 1
             for (u32 m = hk::wave_id(); m < kM; m += kWaves) {
-                hk::Frag q[kSteps];
-                of_tile(m, q);
+                hk::Frag q[kQFrags];
+                float unit = 1.0f;
+                of_tile(m, q, unit);
 #pragma unroll
-                for (int step = 0; step < kSteps; ++step) lds_.q[m * kSteps + step][hk::lane_id()] = q[step];
+                for (int i = 0; i < kQFrags; ++i) lds_.q[m * kQFrags + i][hk::lane_id()] = q[i];
+                if (kSplit && group == 0) lds_.unit[m * kDim + hk::row_of_lane<kDim>(hk::lane_id())] = unit;
             }
             hk::block_barrier();
+            if constexpr (kSplit) {
+#pragma unroll
+                for (int m = 0; m < kM; ++m) unit_[m] = lds_.unit[m * kDim + hk::row_of_lane<kDim>(hk::lane_id())];
+            }
         } else {
 #pragma unroll
-            for (int m = 0; m < kM; ++m) of_tile(m, q_[m]);
+            for (int m = 0; m < kM; ++m) of_tile(m, q_[m], unit_[m]);
         }
     }
-    HK_FN hk::Frag query_frag(int m, int step) const {
+    /// A lane's columns of its row to those of terms, and the row's unit.
+    HK_FN static float split_queries(const hk::Frag (&q)[kSteps], hk::Frag (&terms)[kQFrags]) {
+        Vec<float, 16> v[kKLoads];
+        hk::AbsMax most;
+#pragma unroll
+        for (int i = 0; i < kKLoads; ++i) {
+            const auto both = __builtin_shufflevector(q[2 * i], q[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7);
+            v[i] = hk::widen<T, 16>(__builtin_bit_cast(Vec<T, 16>, both));
+            most.add(v[i]);
+        }
+        const QuerySplit split(hk::reduce_over_lane_groups<kDim>(most.bits, hk::MaxBits{}));
+#pragma unroll
+        for (int i = 0; i < kKLoads; ++i) {
+            Vec<u32, 4> parts[QuerySplit::kTerms];
+            split.split(v[i], parts);
+#pragma unroll
+            for (int t = 0; t < QuerySplit::kTerms; ++t) terms[t * kKLoads + i] = parts[t];
+        }
+        return split.unit;
+    }
+    HK_FN hk::Frag query_frag(int m, int i) const {
         if constexpr (kQueriesInLds)
-            return lds_.q[m * kSteps + step][hk::lane_id()];
+            return lds_.q[m * kQFrags + i][hk::lane_id()];
         else
-            return q_[m][step];
+            return q_[m][i];
     }
 
     HK_FN float cache_scale(const KeyRows &rows) const {
@@ -644,17 +700,21 @@ class Decode {
     }
 
     HK_FN void multiply_keys(const K &k, u32 missing) {
+        if constexpr (kSplit) {
+            multiply_bytes(k);
+        } else {
 #pragma unroll
-        for (int t = 0; t < kTilesOfStep; ++t) {
+            for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
-            for (int m = 0; m < kM; ++m) s_[m].acc[0][t] = typename Mma::Acc(0.0f);
+                for (int m = 0; m < kM; ++m) s_[m].acc[0][t] = typename Mma::Acc(0.0f);
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                const hk::Frag w = key_frag(k, t, step);
+                for (int step = 0; step < kSteps; ++step) {
+                    const hk::Frag w = key_frag(k, t, step);
 #pragma unroll
-                for (int m = 0; m < kM; ++m) {
-                    const hk::Frag q = query_frag(m, step);
-                    s_[m].acc[0][t] = Mma::mma(&w, &q, s_[m].acc[0][t]);
+                    for (int m = 0; m < kM; ++m) {
+                        const hk::Frag q = query_frag(m, step);
+                        s_[m].acc[0][t] = Mma::mma(&w, &q, s_[m].acc[0][t]);
+                    }
                 }
             }
         }
@@ -670,6 +730,44 @@ class Decode {
         }
     }
 
+    /// Keys as they are, by each term of the queries.
+    HK_FN void multiply_bytes(const K &k) {
+        // Operands of eight registers are too many beside pieces of 256 columns.
+        using Bytes = typename QuerySplit::template Mma<(kPieces && kD > 128 ? 64 : kD)>;
+        // A tile of keys after the other, unless it is to save reads of queries from LDS.
+        constexpr int kAtOnce = kQueriesInLds ? kTilesOfStep : 1;
+#pragma unroll
+        for (int first = 0; first < kTilesOfStep; first += kAtOnce) {
+            typename Bytes::Acc acc[kM][kAtOnce] = {};
+#pragma unroll
+            for (int term = 0; term < QuerySplit::kTerms; ++term) {
+#pragma unroll
+                for (int i = 0; i < kKLoads; i += Bytes::kLoads) {
+#pragma unroll
+                    for (int m = 0; m < kM; ++m) {
+                        hk::Frag q[Bytes::kLoads];
+#pragma unroll
+                        for (int j = 0; j < Bytes::kLoads; ++j) q[j] = query_frag(m, term * kKLoads + i + j);
+#pragma unroll
+                        for (int t = 0; t < kAtOnce; ++t) acc[m][t] = Bytes::mma(&k.row[first + t][0][i], q, acc[m][t]);
+                    }
+                }
+                if (term + 1 == QuerySplit::kTerms) break;
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                    for (int t = 0; t < kAtOnce; ++t) acc[m][t] = QuerySplit::next_term(acc[m][t]);
+                }
+            }
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+#pragma unroll
+                for (int t = 0; t < kAtOnce; ++t)
+                    s_[m].acc[0][first + t] = __builtin_convertvector(acc[m][t], typename Mma::Acc);
+            }
+        }
+    }
+
     /// Products of the step at key `at` to probabilities.
     HK_FN void score(i32 at, const Scales &scales) {
 #pragma unroll
@@ -677,7 +775,7 @@ class Decode {
     }
     HK_FN void score(int m, i32 at, [[maybe_unused]] const Scales &scales) {
         if constexpr (kScales) scale_keys(m, scales.k);
-        float scale = scale_;
+        float scale = scale_of(m);
         if (one_by_one_) {
             make_scores(m, at);
             scale = 1.0f;
@@ -699,6 +797,10 @@ class Decode {
         softmax_[m].update(s_[m], o_[m], scale);
         if constexpr (kScales) scale_keys(m, scales.v);
     }
+    HK_FN float scale_of([[maybe_unused]] int m) const {
+        if constexpr (kSplit) return scale_ * unit_[m];
+        return scale_;
+    }
     HK_FN void make_scores(int m, i32 at) {
         const Params &p = params();
         const float softcap = p.scores.softcap, inverse = 1.0f / softcap;
@@ -706,7 +808,7 @@ class Decode {
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             const auto [row_scale, slope] = factors(m, r);
-            float factor = scale_ * row_scale;
+            float factor = scale_of(m) * row_scale;
             const i32 place = i32(own_row(p, m, r).query) + off - at - i32(key_of(hk::lane_id(), 0));
             if (softcap != 0.0f) {
                 map_pairs(s_[m], r, [&](int, Vec<float, 2> pair) {
@@ -957,7 +1059,8 @@ class Decode {
         put_sums();
         const Params &p = params();
         const float value_scale = cache_scale(p.cache.v);
-        const bool merges = d_.tickets != 0, alone = merges ? split_.parts == 1 : p.splits.count == 1;
+        // hk::uniform: else the compiler selects one of two addresses, and the split is in memory.
+        const bool merges = d_.tickets != 0, alone = (merges ? hk::uniform(split_.parts) : p.splits.count) == 1;
         const u32 tiles = kM == 1 ? 1 : hk::uniform((rows_used(p) + kDim - 1) / kDim);
 #pragma unroll 1
         for (u32 tile = 0; tile < tiles; ++tile) {

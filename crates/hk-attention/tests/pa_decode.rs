@@ -419,6 +419,43 @@ fn keys_before_the_window_are_not_read() {
     }
 }
 
+/// Over bytes a row of queries has a unit: powers of two of all queries and of the factor cancel bit for bit. A row that is not finite is
+/// NaN, alone.
+#[test]
+fn queries_over_bytes_have_a_unit() {
+    for (gpu, group) in devices().iter().flat_map(|gpu| [(gpu, 8), (gpu, 40)]) {
+        let case = Case::new(&[[1, 300], [1, 40]], [1, group], [128, 128]);
+        let fp8 = match gpu.arch() {
+            Arch::Gfx942 => Case::decode::<bf16, Fp8E4M3Fnuz>,
+            _ => Case::decode::<bf16, Fp8E4M3>,
+        };
+        for of in [fp8, Case::decode::<bf16, i8>] {
+            let out = |power: i32, change: &dyn Fn(&mut [bf16])| {
+                let given = of(&case).scalar("scale", Scalar::Float(0.125 * f64::exp2((-power).into())));
+                let (shape, mut q) =
+                    (given.get("q").shape().to_vec(), given.get("q").elements::<bf16>().unwrap());
+                q.iter_mut().for_each(|q| *q = bf16::from_f32(q.to_f32() * f32::exp2(power as f32)));
+                change(&mut q);
+                let call = given.with("q", HostTensor::new(shape, &q).unwrap()).call();
+                let outputs = call.operator().execute(gpu.stream(), &call).unwrap();
+                outputs[0].1.elements::<bf16>().unwrap()
+            };
+            let want = out(0, &|_| ());
+            assert!(want.iter().all(|x| x.is_finite()));
+            for power in [-60, 5, 60] {
+                assert_eq!(out(power, &|_| ()), want, "2^{power}, {group} heads on {}", gpu.spec());
+            }
+            for x in [bf16::INFINITY, bf16::NAN] {
+                let got = out(0, &|q| q[3 * 128 + 77] = x);
+                for (head, (got, want)) in got.chunks(128).zip(want.chunks(128)).enumerate() {
+                    let alike = if head == 3 { got.iter().all(|x| x.is_nan()) } else { got == want };
+                    assert!(alike, "head {head} beside {x}, {group} heads on {}", gpu.spec());
+                }
+            }
+        }
+    }
+}
+
 type Options = (KvLayout, Option<f32>, f32, Splits);
 const OPTIONS: Options = (KvLayout::Nhd, None, 0.0, Splits::Count(2));
 
