@@ -201,7 +201,9 @@ impl<'a> Problem<'a> {
         let s = &mut self.params.sequences;
         (s.n, s.sq) = (n, queries);
         let rows = sq.saturating_mul(self.params.group as usize);
-        let few = rows <= MOST_ROWS_OF_FEW || (sq == 1 && (by_sequence || !self.is_dense()));
+        // Kernels of prompts have no factors of tokens.
+        let few =
+            rows <= MOST_ROWS_OF_FEW || self.token_scales || (sq == 1 && (by_sequence || !self.is_dense()));
         match self.decode_kernel(rows, false).filter(|_| few) {
             Some(kernel) => {
                 let queries = sequences.saturating_mul(sq);
