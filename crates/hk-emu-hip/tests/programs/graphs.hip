@@ -117,13 +117,13 @@ hipError_t hipUserObjectRelease(hipUserObject_t, unsigned);
 hipError_t hipGraphRetainUserObject(hipGraph_t, hipUserObject_t, unsigned, unsigned);
 }
 
-#define WANT(code, call)                                                     \
-    do {                                                                     \
-        int e = (call);                                                      \
-        if (e != (code)) {                                                   \
+#define WANT(code, call)                                                        \
+    do {                                                                        \
+        int e = (call);                                                         \
+        if (e != (code)) {                                                      \
             printf("line %d: %s gives %d, not %d\n", __LINE__, #call, e, code); \
-            return 1;                                                        \
-        }                                                                    \
+            return 1;                                                           \
+        }                                                                       \
     } while (0)
 #define OK(call) WANT(hipSuccess, call)
 #define SAME(a, b) WANT(1, (a) == (b))
@@ -158,7 +158,7 @@ static int captured() {
     OK(hipMemsetAsync(dy, 0, sizeof y, stream));
     int factor = 3;
     add<<<1, N, 0, stream>>>(dy, dx, factor);
-    factor = 1000; // the node has 3
+    factor = 1000;  // the node has 3
     OK(hipLaunchHostFunc(stream, increment, &calls));
     OK(hipMemcpyAsync(y, dy, sizeof y, DeviceToHost, stream));
     OK(hipMemcpyFromSymbolAsync(&launches, &total, sizeof total, 0, DeviceToHost, stream));
@@ -226,7 +226,7 @@ static int captured() {
     OK(hipGraphDestroy(clone));
     OK(hipGraphDestroy(graph));
     WANT(hipErrorIllegalState, hipGraphDestroy(graph));
-    OK(hipGraphLaunch(exec, stream)); // an instance stands alone
+    OK(hipGraphLaunch(exec, stream));  // an instance stands alone
     OK(hipGraphExecDestroy(exec));
     WANT(hipErrorInvalidValue, hipGraphLaunch(exec, stream));
     OK(hipStreamDestroy(stream));
@@ -262,7 +262,7 @@ static int streams_join() {
     OK(hipStreamEndCapture(a, &graph));
     size_t edges = 0;
     OK(hipGraphGetEdges(graph, nullptr, nullptr, &edges));
-    SAME(edges, 4); // a diamond
+    SAME(edges, 4);  // a diamond
     hipGraphExec_t exec;
     OK(hipGraphInstantiateWithFlags(&exec, graph, 0));
     OK(hipGraphLaunch(exec, b));
@@ -335,7 +335,7 @@ static int nodes() {
     hipKernelNodeParams params = {dim3(N), nullptr, (void *)add, dim3(1), args, 0};
     OK(hipGraphAddKernelNode(&kernel, child, nullptr, 0, &params));
     OK(hipGraphAddChildGraphNode(&part, graph, &fill, 1, child));
-    OK(hipGraphDestroy(child)); // the node has its own
+    OK(hipGraphDestroy(child));  // the node has its own
     WANT(hipErrorInvalidValue, hipGraphAddChildGraphNode(&part, graph, nullptr, 0, child));
     hipHostNodeParams call = {increment, &calls};
     OK(hipGraphAddHostNode(&host, graph, &part, 1, &call));
@@ -345,7 +345,7 @@ static int nodes() {
     WANT(hipErrorInvalidValue, hipGraphAddDependencies(graph, &up, &up, 1));
     hipGraphExec_t exec;
     OK(hipGraphAddDependencies(graph, &down, &up, 1));
-    WANT(hipErrorInvalidValue, hipGraphInstantiate(&exec, graph, nullptr, nullptr, 0)); // a cycle
+    WANT(hipErrorInvalidValue, hipGraphInstantiate(&exec, graph, nullptr, nullptr, 0));  // a cycle
     OK(hipGraphRemoveDependencies(graph, &down, &up, 1));
     WANT(hipErrorInvalidValue, hipGraphRemoveDependencies(graph, &down, &up, 1));
     OK(hipGraphInstantiate(&exec, graph, nullptr, nullptr, 0));
@@ -388,7 +388,7 @@ static int memory() {
     hipGraphNode_t alloc, fill, copy, free;
     OK(hipGraphCreate(&graph, 0));
     hipMemAllocNodeParams params = {1, 0, 1, 0};
-    WANT(hipErrorInvalidValue, hipGraphAddMemAllocNode(&alloc, graph, nullptr, 0, &params)); // no bytes
+    WANT(hipErrorInvalidValue, hipGraphAddMemAllocNode(&alloc, graph, nullptr, 0, &params));  // no bytes
     params.bytesize = 1024;
     OK(hipGraphAddMemAllocNode(&alloc, graph, nullptr, 0, &params));
     SAME(params.dptr != nullptr, 1);
