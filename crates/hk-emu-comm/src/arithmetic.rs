@@ -24,29 +24,35 @@ pub enum DataType {
 }
 
 impl DataType {
+    const ALL: [Self; 14] = [
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F16,
+        Self::F32,
+        Self::F64,
+        Self::Bf16,
+        Self::Fp8E4M3,
+        Self::Fp8E5M2,
+        Self::Fp8E4M3Fnuz,
+        Self::Fp8E5M2Fnuz,
+    ];
+
     /// The type of a code of `ncclDataType_t`. fp8 is that of the GPU: `fnuz` on gfx942, else OCP.
     pub fn from_code(code: i32, fnuz: bool) -> Option<Self> {
-        Some(match code {
-            0 => Self::I8,
-            1 => Self::U8,
-            2 => Self::I32,
-            3 => Self::U32,
-            4 => Self::I64,
-            5 => Self::U64,
-            6 => Self::F16,
-            7 => Self::F32,
-            8 => Self::F64,
-            9 => Self::Bf16,
-            10 if fnuz => Self::Fp8E4M3Fnuz,
-            10 => Self::Fp8E4M3,
-            11 if fnuz => Self::Fp8E5M2Fnuz,
-            11 => Self::Fp8E5M2,
-            _ => return None,
-        })
+        let other = |data: &Self| match data {
+            Self::Fp8E4M3 | Self::Fp8E5M2 => fnuz,
+            Self::Fp8E4M3Fnuz | Self::Fp8E5M2Fnuz => !fnuz,
+            _ => false,
+        };
+        Self::ALL.into_iter().find(|data| data.code() == code && !other(data))
     }
 
     /// The code in `ncclDataType_t`.
-    pub fn code(self) -> i32 {
+    fn code(self) -> i32 {
         match self {
             Self::I8 => 0,
             Self::U8 => 1,

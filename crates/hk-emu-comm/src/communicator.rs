@@ -242,9 +242,9 @@ impl Communicator {
             self.compare(call, other, theirs)?;
         }
         // The elements of a rank that are for a rank.
-        let slice = |data: &[u8], of: usize| -> Vec<u8> {
-            data.get(of * size..(of + 1) * size).unwrap_or_default().to_vec()
-        };
+        fn slice(data: &[u8], of: usize, size: usize) -> &[u8] {
+            data.get(of * size..(of + 1) * size).unwrap_or_default()
+        }
         let inputs: Vec<(&[u8], f64)> = messages.iter().map(|(_, scalar, data)| (*data, *scalar)).collect();
         let received = match call.kind {
             Kind::AllReduce(reduction) => reduce(call.data, reduction, &inputs),
@@ -253,11 +253,11 @@ impl Communicator {
             Kind::Broadcast(root) => inputs[root].0.to_vec(),
             Kind::AllGather => inputs.iter().flat_map(|(data, _)| data.iter().copied()).collect(),
             Kind::ReduceScatter(reduction) => {
-                let own: Vec<_> = inputs.iter().map(|(data, scalar)| (slice(data, rank), *scalar)).collect();
-                let own: Vec<_> = own.iter().map(|(data, scalar)| (&data[..], *scalar)).collect();
+                let own: Vec<_> =
+                    inputs.iter().map(|(data, scalar)| (slice(data, rank, size), *scalar)).collect();
                 reduce(call.data, reduction, &own)
             }
-            Kind::AllToAll => inputs.iter().flat_map(|(data, _)| slice(data, rank)).collect(),
+            Kind::AllToAll => inputs.iter().flat_map(|(data, _)| slice(data, rank, size)).copied().collect(),
             Kind::Send(_) | Kind::Recv(_) => return Ok(()),
         };
         if received.is_empty() {

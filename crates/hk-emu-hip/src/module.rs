@@ -345,9 +345,19 @@ fn blocks(threads: [u32; 3], block: [u32; 3]) -> Result<[u32; 3]> {
 }
 
 /// A launch whose grid is in threads, as that of `hipExtModuleLaunchKernel` and its older form.
-fn launch_threads(function: &Function, threads: Launch) -> Result {
-    let block = [0, 1, 2].map(|i: usize| threads.block[i].min(threads.grid[i]));
-    launch(function, &Launch { grid: blocks(threads.grid, block)?, block, ..threads })
+fn launch_threads(
+    handle: u64,
+    [grid, block]: [[u32; 3]; 2],
+    dynamic_lds: u64,
+    on: u64,
+    arguments: Arguments,
+    [start, stop]: [u64; 2],
+) -> Result {
+    let function = known_function(handle)?;
+    let on = stream(on)?;
+    let block = [0, 1, 2].map(|i: usize| block[i].min(grid[i]));
+    let grid = blocks(grid, block)?;
+    launch(&function, &Launch { handle, grid, block, dynamic_lds, on, arguments, start, stop })
 }
 
 fn resident_blocks(function: &Function, block: u32, dynamic_lds: u64) -> Result<u32> {
@@ -509,17 +519,8 @@ api! {
         stop: u64,
         _flags: u32,
     ) {
-        let function = known_function(f)?;
-        launch_threads(&function, Launch {
-            handle: f,
-            grid: [x, y, z],
-            block: [block_x, block_y, block_z],
-            dynamic_lds,
-            on: stream(on)?,
-            arguments: Arguments { params, extra },
-            start,
-            stop,
-        })
+        let (sizes, arguments) = ([[x, y, z], [block_x, block_y, block_z]], Arguments { params, extra });
+        launch_threads(f, sizes, dynamic_lds, on, arguments, [start, stop])
     }
 
     // The form of `hipExtModuleLaunchKernel` without flags.
@@ -538,17 +539,8 @@ api! {
         start: u64,
         stop: u64,
     ) {
-        let function = known_function(f)?;
-        launch_threads(&function, Launch {
-            handle: f,
-            grid: [x, y, z],
-            block: [block_x, block_y, block_z],
-            dynamic_lds,
-            on: stream(on)?,
-            arguments: Arguments { params, extra },
-            start,
-            stop,
-        })
+        let (sizes, arguments) = ([[x, y, z], [block_x, block_y, block_z]], Arguments { params, extra });
+        launch_threads(f, sizes, dynamic_lds, on, arguments, [start, stop])
     }
 
     fn hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(

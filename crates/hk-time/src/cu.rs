@@ -73,7 +73,6 @@ impl View {
         let busy = f64::from(busy.clamp(1, part.cus()));
         let per_xcd = (busy / f64::from(part.xcds)).ceil();
         let share = |gb: f64| gb * 1000.0 / mhz / busy;
-        let reach = v(if gfx950 { C::HbmGfx950 } else { C::HbmGfx942 });
         View {
             mhz,
             wave_start: v(C::WaveStart),
@@ -82,7 +81,7 @@ impl View {
             shared: [
                 part.l2_clk.value * v(C::L2Reach) / per_xcd,
                 share(part.mall.value * v(C::MallReach)),
-                share(part.hbm.value * reach),
+                share(part.hbm_reached(values)),
             ],
             l1_latency: v(C::L1Latency),
             l1_return: v(C::L1Return),

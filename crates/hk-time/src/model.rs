@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use hk_codeobj::Arch;
 use hk_emu::{
     BlockTrace, Dispatch, Fault, Instruction, Machine, Module, Operation, Sample, Traffic, Unit, WaveTrace,
 };
@@ -341,11 +340,10 @@ impl Traced {
 
     /// Time of the launch that fills memory first.
     fn fill(&self, values: &Values) -> f64 {
-        let reach = values.get(if self.part.arch == Arch::Gfx950 { C::HbmGfx950 } else { C::HbmGfx942 });
         if self.filled == 0.0 {
             return 0.0;
         }
-        values.get(C::Launch) + self.filled / (self.part.hbm.value * 1e3 * reach)
+        values.get(C::Launch) + self.filled / (self.part.hbm_reached(values) * 1e3)
     }
 
     fn at(&self, values: &Values, mhz: f64) -> Prediction {

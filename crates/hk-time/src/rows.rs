@@ -92,7 +92,7 @@ impl Row {
         })
     }
 
-    /// Whether `co_path` leaves the directory of objects.
+    /// The path of its code object; an error if that leaves the directory of objects.
     fn object(&self, objects: &Path) -> Result<std::path::PathBuf, String> {
         let relative = Path::new(self.get("co_rev")).join(self.get("co_path"));
         let plain = relative.components().all(|c| matches!(c, std::path::Component::Normal(_)));

@@ -259,6 +259,11 @@ impl Inner {
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
         };
+        self.abort_now();
+    }
+
+    /// The same, whoever is in a call.
+    fn abort_now(&self) {
         let raw = self.raw.swap(null_mut(), Ordering::AcqRel);
         if !raw.is_null() {
             // SAFETY: alive until now, and nobody finds it from here on.
@@ -294,11 +299,7 @@ impl Inner {
         while code == IN_PROGRESS {
             if shared.timeout.is_some_and(|timeout| start.elapsed() > timeout) {
                 shared.fail(Failed::Aborted(format!("{call} waited for other ranks in vain")));
-                let raw = self.raw.swap(null_mut(), Ordering::AcqRel);
-                if !raw.is_null() {
-                    // SAFETY: alive until now, and nobody finds it from here on.
-                    unsafe { (self.api.abort)(raw) };
-                }
+                self.abort_now();
                 break;
             }
             if start.elapsed() > Duration::from_micros(100) {

@@ -78,6 +78,12 @@ impl Part {
         self.xcds * self.cus_per_xcd
     }
 
+    /// Rate of HBM that streams reach, GB/s.
+    pub fn hbm_reached(&self, values: &Values) -> f64 {
+        let reach = if self.arch == Arch::Gfx950 { C::HbmGfx950 } else { C::HbmGfx942 };
+        self.hbm.value * values.get(reach)
+    }
+
     /// Engine clock without matrix duty, MHz.
     pub fn clock_mhz(&self, values: &Values) -> f64 {
         self.clock.map_or(self.peak_mhz.value, |c| values.get(c))
