@@ -29,6 +29,7 @@ mod p2p;
 mod rccl;
 mod reduce_scatter;
 mod reduce_scatter_rmsnorm;
+mod rendezvous;
 
 pub use all_gather::{all_gather, all_gather_in_place};
 pub use all_reduce::{all_reduce, all_reduce_in_place};
@@ -38,3 +39,4 @@ pub use p2p::{Algorithm, P2pComm, P2pOptions};
 pub use rccl::{Group, RcclComm, RcclOptions, ReduceOp, UniqueId};
 pub use reduce_scatter::reduce_scatter;
 pub use reduce_scatter_rmsnorm::reduce_scatter_rmsnorm;
+pub use rendezvous::Rendezvous;

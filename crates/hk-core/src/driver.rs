@@ -2,6 +2,7 @@
 
 use crate::device::DeviceInfo;
 use crate::error::Result;
+use crate::shared::RAW_BYTES;
 use hk_codeobj::Kernel as KernelInfo;
 use std::any::Any;
 use std::ffi::c_void;
@@ -78,7 +79,11 @@ pub(crate) trait Driver: Any + Send + Sync {
     fn malloc_shared(&self, stream: &Handle, bytes: u64, label: &dyn fmt::Display) -> Result<u64> {
         self.malloc(stream, bytes, label)
     }
-    /// Releases memory once everything queued on `stream` so far is done.
+    /// What another process opens memory of `malloc_shared` by.
+    fn export(&self, addr: u64) -> Result<[u8; RAW_BYTES]>;
+    /// Opens memory of another process. Kernels of this device can access it until `free`.
+    fn import(&self, handle: &[u8; RAW_BYTES]) -> Result<u64>;
+    /// Releases memory once everything queued on `stream` so far is done; closes what `import` gave.
     fn free(&self, stream: &Handle, addr: u64);
     /// Zeroed host memory that asynchronous copies can use, aligned to 64 bytes. `bytes > 0`.
     fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;

@@ -25,6 +25,7 @@ pub mod plan;
 pub mod quant;
 #[cfg(feature = "registry")]
 pub mod registry;
+mod shared;
 mod stream;
 mod tensor;
 
@@ -49,6 +50,7 @@ pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel, LoadedKernel};
 pub use params::KernelRef;
+pub use shared::SharedHandle;
 pub use stream::Stream;
 pub use tensor::{Aliasing, NamedOperand, Operand, TensorView, TensorViewMut, check_aliases, check_overlap};
 

@@ -21,6 +21,7 @@ use crate::mutate::{Candidate, Mutant};
 use crate::node::Node;
 use crate::observe::streams::{Begun, Mark, Order, Touched};
 use crate::program::{Program, Registers};
+use crate::shared::MemoryHandle;
 use crate::tables::MatrixNumerics;
 use crate::trace::{Sample, Trace};
 
@@ -345,6 +346,36 @@ impl Machine {
         self.0.memory.alloc_zeroed(bytes, align, label)
     }
 
+    /// As [`alloc`](Self::alloc), with zeros that other processes can open: [`export`](Self::export). Linux only.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_shared(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        self.0.memory.alloc_shared(bytes, align, label)
+    }
+
+    /// A name of what [`alloc_shared`](Self::alloc_shared) gave, by which other processes open it as long as it is not freed.
+    ///
+    /// # Errors
+    /// `NotShared`.
+    pub fn export(&self, addr: u64) -> Result<MemoryHandle, MemoryError> {
+        self.0.memory.export(addr)
+    }
+
+    /// Opens memory of a device of another process of this host, at an address of this device; [`free`](Self::free) closes it. The
+    /// memory stays for both until both have freed it. Launches that have it may wait for the other process as for a device of their own
+    /// [`Node`]. Checks and reports know only the accesses of their own process.
+    ///
+    /// # Errors
+    /// `Import`: no handle, of this process, freed, of a process that this one may not access, or this device has no number in a
+    /// [`Node`]. `OutOfMemory`.
+    pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
+        if self.0.device.is_none() {
+            return Err(MemoryError::Import("the device has no number in a node".into()));
+        }
+        self.0.memory.import(handle)
+    }
+
     /// Allocates `bytes` bytes at a given address, of any alignment, inside or outside of the machine's own range:
     /// the device's side of host memory that both sides name by one address. An address freed before may come again.
     ///
@@ -548,6 +579,7 @@ impl Machine {
             .collect();
         let mut allocations: Vec<_> = snapshots.iter().flat_map(|s| s.iter()).map(|a| &**a).collect();
         allocations.extend([&*segment, &*packet_segment]);
+        let processes = allocations.iter().filter_map(|allocation| allocation.process()).collect();
         let view = View::new(allocations, !self.0.options.allow_misaligned)
             .with_peers(peers.iter().map(|(_, memory)| memory));
         let begun = self.begin(&format!("launch of {}", kernel.name));
@@ -565,7 +597,7 @@ impl Machine {
             checks: self.0.options.checks,
             details,
             blocks,
-            running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience),
+            running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience, processes),
             peers: peers.iter().map(|(device, _)| *device).collect(),
             epoch: self.0.device.map(|_| self.0.node.epoch()),
             clock: &self.0.clock,

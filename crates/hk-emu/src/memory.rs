@@ -15,6 +15,8 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::shared::{MemoryHandle, Origin, Words};
+
 /// The pattern of fresh memory: a NaN as f32, and as each packed bf16 or f16; negative as an integer.
 pub const POISON: u32 = 0xFFFA_FFFA;
 
@@ -139,6 +141,19 @@ pub enum MemoryError {
         /// What lies closest.
         near: Near,
     },
+    /// `export` of an address that no live allocation for several processes starts at.
+    #[error(
+        "export of {addr:#x}, which is not the start of a live shared allocation of this process; {near}"
+    )]
+    NotShared {
+        /// The address.
+        addr: u64,
+        /// What lies closest.
+        near: Near,
+    },
+    /// Memory of another process cannot be opened.
+    #[error("import: {0}")]
+    Import(String),
     /// The alignment is zero or not a power of two.
     #[error("alignment {align} is not a power of two")]
     Alignment {
@@ -202,7 +217,7 @@ pub(crate) struct Allocation {
     pub size: u64,
     pub label: String,
     pub writable: bool,
-    words: Box<[AtomicU32]>,
+    words: Words,
     unwritten: Option<Unwritten>,
 }
 
@@ -246,8 +261,13 @@ impl Allocation {
         let mut words = Vec::new();
         words.try_reserve_exact(count).ok()?;
         words.resize_with(count, || AtomicU32::new(POISON));
-        let words = words.into_boxed_slice();
+        let words = words.into_boxed_slice().into();
         Some(Allocation { base, size, label: label.to_owned(), writable, words, unwritten: None })
+    }
+
+    /// The process whose memory it is, if that is another one.
+    pub fn process(&self) -> Option<u32> {
+        self.words.owner()
     }
 
     /// The offset of `addr` if `bytes` from there lie inside.
@@ -358,11 +378,13 @@ impl Allocation {
         static WIDE: Mutex<()> = Mutex::new(());
         let _guard = WIDE.lock().unwrap_or_else(|e| e.into_inner());
         let (lo, hi) = (&self.words[offset / 4], &self.words[offset / 4 + 1]);
-        let old = u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
-        let new = f(old);
-        lo.store(new as u32, Relaxed);
-        hi.store((new >> 32) as u32, Relaxed);
-        old
+        self.words.exclusive(|| {
+            let old = u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
+            let new = f(old);
+            lo.store(new as u32, Relaxed);
+            hi.store((new >> 32) as u32, Relaxed);
+            old
+        })
     }
 
     fn read(&self, offset: usize, out: &mut [u8]) {
@@ -512,9 +534,55 @@ impl Memory {
             return Err(MemoryError::Alignment { align });
         }
         let base = self.reserve(bytes, align).ok_or_else(none)?;
-        let words = zeros(bytes.div_ceil(4)).ok_or_else(none)?;
+        let words = zeros(bytes.div_ceil(4)).ok_or_else(none)?.into();
         let (label, writable) = (label.to_owned(), true);
         self.insert(Arc::new(Allocation { base, size: bytes, label, writable, words, unwritten: None }));
+        Ok(base)
+    }
+
+    /// Zeros that other processes can open.
+    pub fn alloc_shared(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        if !align.is_power_of_two() {
+            return Err(MemoryError::Alignment { align });
+        }
+        let none = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
+        let words = Words::shared(bytes).map_err(|_| none())?;
+        let base = self.reserve(bytes, align).ok_or_else(none)?;
+        let (label, writable) = (label.to_owned(), true);
+        self.insert(Arc::new(Allocation { base, size: bytes, label, writable, words, unwritten: None }));
+        Ok(base)
+    }
+
+    /// What other processes open an allocation by.
+    pub fn export(&self, addr: u64) -> Result<MemoryHandle, MemoryError> {
+        let state = self.lock();
+        let origin = state.live.get(&addr).and_then(|allocation| allocation.words.origin());
+        let origin = origin.ok_or_else(|| MemoryError::NotShared { addr, near: near(&state, addr) })?;
+        Ok(origin.handle())
+    }
+
+    /// Maps the memory of another process.
+    pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
+        let origin = Origin::new(handle)
+            .ok_or_else(|| MemoryError::Import("these bytes are no handle of the emulator".into()))?;
+        let Origin { process, bytes, .. } = origin;
+        if process == std::process::id() {
+            return Err(MemoryError::Import("the memory is of this process".into()));
+        }
+        let label = format!("memory of process {process}");
+        let words = Words::open(&origin)
+            .map_err(|error| MemoryError::Import(format!("{bytes} bytes of process {process}: {error}")))?;
+        let base = self
+            .reserve(bytes, MIN_ALIGN)
+            .ok_or_else(|| MemoryError::OutOfMemory { bytes, label: label.clone() })?;
+        self.insert(Arc::new(Allocation {
+            base,
+            size: bytes,
+            label,
+            writable: true,
+            words,
+            unwritten: None,
+        }));
         Ok(base)
     }
 
@@ -663,7 +731,7 @@ impl Allocation {
 
     /// All bytes become 0.
     pub fn zero(&self) {
-        for word in &self.words {
+        for word in &*self.words {
             word.store(0, Relaxed);
         }
     }
@@ -684,23 +752,25 @@ pub(crate) struct View<'a> {
     allocations: Vec<&'a Allocation>,
     /// Misaligned accesses are errors.
     pub strict: bool,
-    /// Addresses of other devices.
+    /// Addresses of other devices and processes.
     peers: Vec<Range<u64>>,
 }
 
 impl<'a> View<'a> {
     pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
         allocations.sort_unstable_by_key(|a| a.base);
-        View { allocations, strict, peers: vec![] }
+        let foreign = allocations.iter().filter(|a| a.process().is_some());
+        let peers = foreign.map(|a| a.base..a.base + a.size).collect();
+        View { allocations, strict, peers }
     }
 
     /// The same with the addresses of these other devices.
     pub fn with_peers<'m>(mut self, peers: impl Iterator<Item = &'m Arc<Memory>>) -> View<'a> {
-        self.peers = peers.map(|memory| memory.addresses.clone()).collect();
+        self.peers.extend(peers.map(|memory| memory.addresses.clone()));
         self
     }
 
-    /// Whether another device has the address.
+    /// Whether another device or process has the address.
     pub fn is_peer(&self, address: u64) -> bool {
         self.peers.iter().any(|range| range.contains(&address))
     }

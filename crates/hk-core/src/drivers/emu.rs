@@ -3,11 +3,12 @@
 use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::error::{Error, Result};
+use crate::shared::RAW_BYTES;
 use hk_codeobj::Arch;
 use hk_emu::Counters;
 use hk_emu::{
-    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Node, Profile,
-    UnknownCheck, UnknownNumerics, UnknownOrder,
+    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, MemoryHandle, Module, Node,
+    Profile, UnknownCheck, UnknownNumerics, UnknownOrder,
 };
 use std::alloc::Layout;
 use std::any::Any;
@@ -519,6 +520,21 @@ impl Driver for Emu {
 
     fn malloc(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
         self.machine.alloc(bytes, ALIGN, &label.to_string()).map_err(|e| self.error(e))
+    }
+
+    fn malloc_shared(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
+        let label = label.to_string();
+        // What other processes can open is for Linux.
+        let shared = self.machine.alloc_shared(bytes, ALIGN, &label);
+        shared.or_else(|_| self.machine.alloc_zeroed(bytes, ALIGN, &label)).map_err(|e| self.error(e))
+    }
+
+    fn export(&self, addr: u64) -> Result<[u8; RAW_BYTES]> {
+        self.machine.export(addr).map(MemoryHandle::to_bytes).map_err(|e| self.error(e))
+    }
+
+    fn import(&self, handle: &[u8; RAW_BYTES]) -> Result<u64> {
+        self.machine.import(MemoryHandle::from_bytes(*handle)).map_err(|e| self.error(e))
     }
 
     fn free(&self, stream: &Handle, addr: u64) {
