@@ -11,6 +11,7 @@ use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
 
 use crate::error::{HipError, Result, SUCCESS};
+use crate::hostcall::Console;
 use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
@@ -58,6 +59,8 @@ pub(crate) struct Device {
     pub heap_limit: AtomicU64,
     /// How the program wants to wait.
     pub flags: AtomicU32,
+    /// What its kernels call the host with.
+    pub console: Console,
 }
 
 impl Device {
@@ -193,6 +196,7 @@ fn devices() -> Vec<Device> {
 fn defaults() -> std::result::Result<MachineOptions, String> {
     // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie.
     let mut options = MachineOptions::default().allow_misaligned(true);
+    crate::sanitize::from_environment()?;
     if let Ok(names) = std::env::var("HK_SANITIZE") {
         let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;
         options = options.sanitize(checks);
@@ -252,6 +256,7 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
             stack_limit: AtomicU64::new(DEFAULT_STACK),
             heap_limit: AtomicU64::new(DEFAULT_HEAP),
             flags: AtomicU32::new(0),
+            console: Console::default(),
         })
     };
     specs.iter().enumerate().map(device).collect()
