@@ -99,6 +99,7 @@ pub(crate) enum Tag {
     Node = 0x59,
     Exec = 0x5a,
     UserObject = 0x5b,
+    Program = 0x5c,
 }
 
 impl Tag {
@@ -121,7 +122,7 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    fn new(tag: Tag) -> Self {
+    pub fn new(tag: Tag) -> Self {
         Table { tag, objects: Mutex::default() }
     }
 

@@ -192,6 +192,28 @@ fn printf_and_assert_by_rocm() {
 }
 
 #[test]
+fn programs_compiled_at_run_time() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = dir.path().join("hiprtc");
+    let mut args: Vec<&OsStr> = ["-x", "c", "-std=c11", "-O1", "-Wall", "-Werror"].map(OsStr::new).into();
+    let source = source("hiprtc.c");
+    args.extend([source.as_os_str(), OsStr::new("-L"), runtime.path().as_os_str()]);
+    args.extend(["-lhiprtc", "-lamdhip64", "-o"].map(OsStr::new));
+    args.push(program.as_os_str());
+    clang(&args);
+    for device in ["gfx942", "gfx950"] {
+        let output = run(&program, &[], device, runtime.path());
+        let (out, report) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let want = "_Z3addIfLi3EEvPT_PKS0_i _Z3addIiLi4EEvPT_PKS0_i _ZN3one4lastEP6float4 count scale\n\
+                    60 of many\nhipErrorAssert\n";
+        assert_eq!(out, want, "{device}: {report}");
+        let failed = "kernels.cu:16: Device-side assertion `threadIdx.x % 64 < n' failed.";
+        assert_eq!(report.lines().filter(|line| *line == failed).count(), 4, "{report}");
+    }
+}
+
+#[test]
 fn reports_as_options_say() {
     let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
     let targets = &["gfx942", "gfx950"];
