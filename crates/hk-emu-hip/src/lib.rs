@@ -6,16 +6,21 @@ mod device;
 mod error;
 mod graph;
 mod graph_api;
+mod hiprtc;
 mod host;
+mod hostcall;
 mod image;
 mod lookup;
 mod managed;
 mod memory;
 mod module;
 mod pool;
+mod printf;
 mod register;
 mod runtime;
+mod sanitize;
 mod spt;
+mod stats;
 mod stream;
 mod unsupported;
 mod volume;
@@ -32,6 +37,7 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),
         group("embedded code", &[register::NAMES, register::MORE_NAMES]),
         group("per-thread default stream", &[spt::NAMES]),
+        group("hiprtc", &[hiprtc::NAMES, hiprtc::MORE_NAMES]),
         group("other", &[lookup::NAMES, unsupported::OTHER_NAMES]),
     ]
 }

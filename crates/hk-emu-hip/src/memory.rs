@@ -21,6 +21,7 @@ pub(crate) use crate::device::MAX_PITCH;
 use crate::error::{HipError, Result};
 use crate::host::{self, CHUNK, get, put, put_if};
 use crate::runtime::{Device, Runtime, api, lock, runtime, say};
+use crate::sanitize::{self, Leak};
 use crate::stream::stream;
 use crate::work::{Copy, Fill, Work, submit};
 use crate::{managed, pool};
@@ -136,6 +137,7 @@ fn malloc_as(device: &Device, bytes: u64, kind: Kind) -> Result<u64> {
     device.used.fetch_add(bytes, Relaxed);
     let block = Block { size: bytes, device: device.ordinal, kind, flags: 0 };
     lock(&runtime().blocks).insert(addr, block);
+    sanitize::options().allocated(addr);
     Ok(addr)
 }
 
@@ -207,7 +209,22 @@ fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
         }
     }
     lock(&runtime.blocks).insert(addr, block);
+    sanitize::options().allocated(addr);
     Ok(())
+}
+
+/// Memory that the program has to free and has not.
+pub(crate) fn live() -> Vec<Leak> {
+    let leak = |(&address, block): (&u64, &Block)| {
+        let kind = match block.kind {
+            Kind::Device => "hipMalloc",
+            Kind::Host(_) => "hipHostMalloc",
+            Kind::Managed(_) => "hipMallocManaged",
+            _ => return None,
+        };
+        Some(Leak { address, bytes: block.size, kind, device: block.device })
+    };
+    lock(&runtime().blocks).iter().filter_map(leak).collect()
 }
 
 /// Releases what begins at `addr`.

@@ -11,9 +11,11 @@ use crate::abi::{Dim3, FuncAttributes, KernelNodeParams};
 use crate::capture;
 use crate::error::{HipError, Result};
 use crate::host::{get, put, put_if, read, string, write};
+use crate::hostcall;
 use crate::image;
 use crate::memory::{ManagedGlobal, Mapped, add_global, remove_globals};
 use crate::runtime::{Device, api, lock, runtime, say};
+use crate::sanitize;
 use crate::stream::{StreamRef, record, stream};
 use crate::work::{self, Work};
 
@@ -306,18 +308,20 @@ pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8]) -> Resu
     }
     let mapped = Mapped::enter(device)?;
     let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args };
-    let result = device.machine.launch(&function.module.module, &kernel.name, &dispatch);
+    let (result, complained) = hostcall::launch(device, &function.module.module, kernel, &dispatch);
     if let Some(mapped) = mapped {
         mapped.leave(device);
     }
     if let Err(fault) = result {
-        say!("device {} ({}), stream {}: {fault}", device.ordinal, device.arch, on.id);
+        sanitize::options().report(device, on.id, &fault);
         let error = match &fault {
             Fault::Limits { .. } | Fault::Arguments { .. } | Fault::UnknownKernel { .. } => {
                 return Err(HipError::INVALID_VALUE);
             }
             Fault::Memory { space: Space::Global, .. } => HipError::ILLEGAL_ADDRESS,
             Fault::Budget { .. } => HipError::LAUNCH_TIME_OUT,
+            // A failed assertion prints, and traps.
+            Fault::Trap { .. } if complained => HipError::ASSERT,
             _ => HipError::LAUNCH_FAILURE,
         };
         device.fail(error);

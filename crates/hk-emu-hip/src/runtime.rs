@@ -11,6 +11,7 @@ use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
 
 use crate::error::{HipError, Result, SUCCESS};
+use crate::hostcall::Console;
 use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
@@ -58,6 +59,8 @@ pub(crate) struct Device {
     pub heap_limit: AtomicU64,
     /// How the program wants to wait.
     pub flags: AtomicU32,
+    /// What its kernels call the host with.
+    pub console: Console,
 }
 
 impl Device {
@@ -96,6 +99,7 @@ pub(crate) enum Tag {
     Node = 0x59,
     Exec = 0x5a,
     UserObject = 0x5b,
+    Program = 0x5c,
 }
 
 impl Tag {
@@ -118,7 +122,7 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    fn new(tag: Tag) -> Self {
+    pub fn new(tag: Tag) -> Self {
         Table { tag, objects: Mutex::default() }
     }
 
@@ -193,6 +197,7 @@ fn devices() -> Vec<Device> {
 fn defaults() -> std::result::Result<MachineOptions, String> {
     // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie.
     let mut options = MachineOptions::default().allow_misaligned(true);
+    crate::sanitize::from_environment()?;
     if let Ok(names) = std::env::var("HK_SANITIZE") {
         let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;
         options = options.sanitize(checks);
@@ -252,6 +257,7 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
             stack_limit: AtomicU64::new(DEFAULT_STACK),
             heap_limit: AtomicU64::new(DEFAULT_HEAP),
             flags: AtomicU32::new(0),
+            console: Console::default(),
         })
     };
     specs.iter().enumerate().map(device).collect()

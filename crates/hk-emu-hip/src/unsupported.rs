@@ -94,10 +94,7 @@ const HIPRTC_ERROR: c_int = 11;
 
 #[rustfmt::skip] // a list
 unsupported! { HIPRTC_NAMES, HIPRTC_ERROR;
-    hiprtcAddNameExpression hiprtcCompileProgram hiprtcCreateProgram hiprtcDestroyProgram hiprtcGetBitcode
-    hiprtcGetBitcodeSize hiprtcGetCode hiprtcGetCodeSize hiprtcGetLoweredName hiprtcGetProgramLog
-    hiprtcGetProgramLogSize hiprtcLinkAddData hiprtcLinkAddFile hiprtcLinkComplete hiprtcLinkCreate
-    hiprtcLinkDestroy hiprtcVersion
+    hiprtcLinkAddData hiprtcLinkAddFile hiprtcLinkComplete hiprtcLinkCreate hiprtcLinkDestroy
 }
 
 /// Functions that return something else than a code.
@@ -125,7 +122,6 @@ struct ChannelDesc {
 others! {
     fn hipApiName(_id: u32) -> *const c_char { UNKNOWN.as_ptr() }
     fn hipGetCmdName(_operation: u32) -> *const c_char { UNKNOWN.as_ptr() }
-    fn hiprtcGetErrorString(_code: c_int) -> *const c_char { c"run-time compilation is not supported".as_ptr() }
     fn amd_dbgapi_get_build_name() -> *const c_char { c"hk-emu".as_ptr() }
     fn amd_dbgapi_get_git_hash() -> *const c_char { UNKNOWN.as_ptr() }
     fn amd_dbgapi_get_build_id() -> usize { 0 }

@@ -39,6 +39,26 @@ pub struct Dispatch<'a> {
     pub args: &'a [u8],
 }
 
+/// What the host gives to a launch beyond its arguments.
+#[derive(Clone, Copy)]
+pub struct Host<'a> {
+    /// Hidden arguments by their kind in the code object's note, such as `hidden_hostcall_buffer`. They replace what the
+    /// emulator fills in, which is 0 for buffers, heaps and queues.
+    pub hidden: &'a [(&'a str, u64)],
+    /// Called at `s_sendmsg sendmsg(MSG_INTERRUPT)` on the thread that runs the wave: the wave goes on when it returns, and
+    /// so sees what it wrote to the device's memory.
+    pub interrupt: Option<&'a (dyn Fn() + Sync)>,
+    /// Those of the machine's sanitizers that this launch runs under.
+    pub checks: Checks,
+}
+
+impl Default for Host<'_> {
+    /// Nothing, and all of the machine's sanitizers.
+    fn default() -> Self {
+        Host { hidden: &[], interrupt: None, checks: Checks::all() }
+    }
+}
+
 /// In which order the workgroups of a launch communicate through global memory, on more than one host thread: through
 /// atomics that return a value or round, and through loads at agent scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -97,6 +117,7 @@ pub(crate) struct Launch<'a> {
     start: u64,
     touched: Option<Arc<Mutex<Touched>>>,
     order: BlockOrder,
+    interrupt: Option<&'a (dyn Fn() + Sync)>,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -222,7 +243,11 @@ const DYNAMIC_STACK: u32 = 16 << 10;
 const KERNARG_GRANULE: usize = 64;
 
 /// The kernel argument segment: explicit arguments, then hidden ones by their kind.
-pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8>, Fault> {
+pub(crate) fn kernarg(
+    kernel: &Kernel,
+    dispatch: &Dispatch<'_>,
+    hidden: &[(&str, u64)],
+) -> Result<Vec<u8>, Fault> {
     let name = || kernel.name.clone();
     if dispatch.args.len() != kernel.explicit_arg_bytes as usize {
         return Err(Fault::Arguments {
@@ -241,7 +266,8 @@ pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8
         + u64::from(dispatch.grid[1] * dispatch.block[1] > 1 || dispatch.grid[2] * dispatch.block[2] > 1)
         + u64::from(dispatch.grid[2] * dispatch.block[2] > 1);
     for arg in kernel.args.iter().filter(|arg| arg.hidden()) {
-        let value = match arg.kind.as_str() {
+        let given = hidden.iter().find(|(kind, _)| *kind == arg.kind).map(|(_, value)| *value);
+        let value = given.unwrap_or(match arg.kind.as_str() {
             "hidden_block_count_x" => dispatch.grid[0].into(),
             "hidden_block_count_y" => dispatch.grid[1].into(),
             "hidden_block_count_z" => dispatch.grid[2].into(),
@@ -252,9 +278,9 @@ pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8
             "hidden_dynamic_lds_size" => dispatch.dynamic_lds.into(),
             "hidden_private_base" => crate::exec::flat::PRIVATE_APERTURE.into(),
             "hidden_shared_base" => crate::exec::flat::SHARED_APERTURE.into(),
-            // Whole workgroups only: no remainders. Offsets, host calls, heaps and queues do not exist.
+            // Whole workgroups only: no remainders. Offsets, heaps and queues do not exist.
             _ => 0u64,
-        };
+        });
         let (at, size) = (arg.offset as usize, (arg.size as usize).min(8));
         let Some(target) = bytes.get_mut(at..at + size) else {
             return Err(Fault::Arguments {
@@ -357,6 +383,8 @@ pub(crate) struct Setup<'a> {
     /// Where the bytes that are accessed are noted.
     pub touched: Option<Arc<Mutex<Touched>>>,
     pub order: BlockOrder,
+    /// What an interrupt of the host does.
+    pub interrupt: Option<&'a (dyn Fn() + Sync)>,
 }
 
 /// Wave states kept between launches: creating one touches 256 KiB.
@@ -417,6 +445,7 @@ impl<'a> Launch<'a> {
             clock,
             touched,
             order,
+            interrupt,
         } = setup;
         let global = checks
             .has(Check::Global)
@@ -468,6 +497,7 @@ impl<'a> Launch<'a> {
             start: clock.load(SeqCst),
             touched,
             order,
+            interrupt,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -1011,6 +1041,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             memory: &launch.memory,
             lds: &mut group.lds,
             group: &group.info,
+            interrupt: launch.interrupt,
             hits: &mut tally.hits,
             hints: &mut self.hints,
             read_bytes: 0,

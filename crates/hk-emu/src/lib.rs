@@ -63,7 +63,7 @@ pub use costs::{Clocks, Costs};
 pub use counters::{Counters, Details, LineCounters, Profile, Resources};
 pub use exec::Level;
 pub use fault::{Access, Fault, MemoryProblem, Site, Space};
-pub use launch::{BlockOrder, Dispatch, UnknownOrder};
+pub use launch::{BlockOrder, Dispatch, Host, UnknownOrder};
 pub use loader::{LoadError, Module};
 pub use lower::executes;
 pub use machine::{Machine, MachineOptions, PeerError};

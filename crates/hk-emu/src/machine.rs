@@ -12,7 +12,7 @@ use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::Level;
 use crate::fault::{Access, Fault};
 use crate::launch::{
-    BlockOrder, Counted, Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet,
+    BlockOrder, Counted, Dispatch, Host, Launch, Setup, Spare, Threads, check_limits, kernarg, packet,
 };
 use crate::loader::{LoadError, Module};
 use crate::lower::Way;
@@ -438,6 +438,17 @@ impl Machine {
             .map_err(MemoryError::Race)
     }
 
+    /// Exchanges the 8 bytes at `addr`, a multiple of 8, for `value`; gives what they were. Atomic against the kernels' atomics.
+    ///
+    /// # Errors
+    /// `Unmapped` or `Misaligned`.
+    pub fn exchange(&self, addr: u64, value: u64) -> Result<u64, MemoryError> {
+        let begun = self.begin("exchange by the host");
+        let old = self.0.memory.exchange(addr, value)?;
+        self.used(begun.as_ref(), Access::Write, addr, 8).map_err(MemoryError::Race)?;
+        Ok(old)
+    }
+
     /// Fills `bytes` bytes with repetitions of `pattern`, the last one cut short.
     ///
     /// # Errors
@@ -461,7 +472,21 @@ impl Machine {
     /// # Errors
     /// [`Fault`]: what the kernel did wrong, or what the launch asks for and the target lacks. Memory written before stays written.
     pub fn launch(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Counters, Fault> {
-        Ok(self.run(module, kernel, dispatch, [self.0.options.details, false])?.1.total)
+        self.launch_with(module, kernel, dispatch, &Host::default())
+    }
+
+    /// As [`launch`](Self::launch), for kernels that call the host.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn launch_with(
+        &self,
+        module: &Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+        host: &Host<'_>,
+    ) -> Result<Counters, Fault> {
+        Ok(self.run(module, kernel, dispatch, host, [self.0.options.details, false])?.1.total)
     }
 
     /// Runs a kernel to its end and counts everything, by source line; with [`MachineOptions::blocks`] by workgroup as well.
@@ -469,7 +494,8 @@ impl Machine {
     /// # Errors
     /// As [`launch`](Self::launch).
     pub fn profile(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Profile, Fault> {
-        let (kernel, counted) = self.run(module, kernel, dispatch, [true, self.0.options.blocks])?;
+        let (kernel, counted) =
+            self.run(module, kernel, dispatch, &Host::default(), [true, self.0.options.blocks])?;
         let Counted { total: counters, sites, blocks } = counted;
         let program = self.program(module, kernel);
         let executed = || sites.iter().enumerate().filter(|(_, site)| site.instructions > 0);
@@ -498,7 +524,9 @@ impl Machine {
         sample: Sample<'_>,
     ) -> Result<Trace, Fault> {
         let (kernel, blocks) =
-            self.prepared(module, kernel, dispatch, [false; 2], |launch| launch.trace(sample))?;
+            self.prepared(module, kernel, dispatch, &Host::default(), [false; 2], |launch| {
+                launch.trace(sample)
+            })?;
         Ok(Trace::new(self.program(module, kernel), self.resources(kernel, dispatch), blocks))
     }
 
@@ -523,9 +551,10 @@ impl Machine {
         module: &'m Module,
         kernel: &str,
         dispatch: &Dispatch<'_>,
+        host: &Host<'_>,
         count: [bool; 2],
     ) -> Result<(&'m Kernel, Counted), Fault> {
-        self.prepared(module, kernel, dispatch, count, |launch| {
+        self.prepared(module, kernel, dispatch, host, count, |launch| {
             let threads = if launch.parallel() { self.threads() } else { Threads::One };
             launch.run(threads)
         })
@@ -537,6 +566,7 @@ impl Machine {
         module: &'m Module,
         kernel: &str,
         dispatch: &Dispatch<'_>,
+        host: &Host<'_>,
         [details, blocks]: [bool; 2],
         go: impl FnOnce(Launch<'_>) -> Result<T, Fault>,
     ) -> Result<(&'m Kernel, T), Fault> {
@@ -553,7 +583,7 @@ impl Machine {
             });
         }
         let memory = &self.0.memory;
-        let arguments = kernarg(kernel, dispatch)?;
+        let arguments = kernarg(kernel, dispatch, host.hidden)?;
         let no_memory =
             |error: MemoryError| Fault::Arguments { kernel: kernel.name.clone(), what: error.to_string() };
         let segment = memory
@@ -582,7 +612,8 @@ impl Machine {
         let processes = allocations.iter().filter_map(|allocation| allocation.process()).collect();
         let view = View::new(allocations, !self.0.options.allow_misaligned)
             .with_peers(peers.iter().map(|(_, memory)| memory));
-        let begun = self.begin(&format!("launch of {}", kernel.name));
+        let begun =
+            self.begin(&format!("launch of {}", kernel.name)).filter(|_| host.checks.has(Check::Streams));
         let touched = begun.is_some().then(Arc::<Mutex<Touched>>::default);
         let setup = Setup {
             module,
@@ -594,7 +625,7 @@ impl Machine {
             kernarg: &segment,
             packet: &packet_segment,
             spare: &self.0.spare,
-            checks: self.0.options.checks,
+            checks: self.0.options.checks & host.checks,
             details,
             blocks,
             running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience, processes),
@@ -603,6 +634,7 @@ impl Machine {
             clock: &self.0.clock,
             touched: touched.clone(),
             order: self.0.options.order,
+            interrupt: host.interrupt,
         };
         let result = go(Launch::new(setup, dispatch))?;
         if let Some(touched) = touched {

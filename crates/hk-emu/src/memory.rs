@@ -114,7 +114,7 @@ pub enum MemoryError {
     /// The bytes are not inside one live allocation.
     #[error("{action} of {bytes} bytes at {addr:#x} is outside every allocation; {near}")]
     Unmapped {
-        /// `read`, `write`, `copy` or `fill`.
+        /// `read`, `write`, `copy`, `fill` or `exchange`.
         action: &'static str,
         /// First byte of the access.
         addr: u64,
@@ -159,6 +159,12 @@ pub enum MemoryError {
     Alignment {
         /// The alignment asked for, in bytes.
         align: u64,
+    },
+    /// An exchange by the host at an address that is no multiple of 8.
+    #[error("exchange of 8 bytes at {addr:#x}, which is not a multiple of 8")]
+    Misaligned {
+        /// The address.
+        addr: u64,
     },
     /// A copy or release on one stream races with other work; only with [`Check::Streams`](crate::Check::Streams).
     #[error("{0}")]
@@ -688,6 +694,15 @@ impl Memory {
             done += n;
         }
         Ok(())
+    }
+
+    pub fn exchange(&self, addr: u64, value: u64) -> Result<u64, MemoryError> {
+        if !addr.is_multiple_of(8) {
+            return Err(MemoryError::Misaligned { addr });
+        }
+        let (allocation, offset) = self.find("exchange", addr, 8)?;
+        allocation.mark_written(offset, 8);
+        Ok(allocation.update64(offset, |_| value))
     }
 
     pub fn fill(&self, addr: u64, pattern: &[u8], bytes: u64) -> Result<(), MemoryError> {

@@ -63,6 +63,7 @@ impl Worker<'_, '_> {
             memory: &launch.memory,
             lds: &mut group.lds,
             group: &group.info,
+            interrupt: launch.interrupt,
             hits: &mut self.tally.hits,
             hints: &mut self.hints,
             read_bytes: 0,

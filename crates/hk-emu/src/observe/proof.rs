@@ -263,6 +263,7 @@ impl Case<'_> {
             memory: &view,
             lds: &mut state.lds,
             group: &group,
+            interrupt: None,
             hits: &mut vec![0; n],
             hints: &mut vec![0; n],
             read_bytes: 0,
