@@ -56,6 +56,7 @@ mod schedule;
 mod tables;
 mod trace;
 mod wave;
+mod words;
 
 pub use checks::{Check, Checks, UnknownCheck};
 pub use costs::{Clocks, Costs};
