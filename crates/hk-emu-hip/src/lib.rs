@@ -16,6 +16,7 @@ mod memory;
 mod module;
 mod pool;
 mod printf;
+mod queue;
 mod register;
 mod runtime;
 mod sanitize;
@@ -42,7 +43,8 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
     ]
 }
 
-/// The exported functions that return `hipErrorNotSupported`; those of hiprtc an error of their own.
+/// The exported functions that return `hipErrorNotSupported`, some after a check of their arguments; those of hiprtc an error of
+/// their own.
 pub fn unsupported() -> Vec<&'static str> {
-    [unsupported::NAMES, unsupported::HIPRTC_NAMES].concat()
+    [unsupported::NAMES, unsupported::REFUSED_NAMES, unsupported::HIPRTC_NAMES].concat()
 }

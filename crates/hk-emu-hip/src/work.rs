@@ -9,8 +9,9 @@ use crate::capture;
 use crate::error::{HipError, Result};
 use crate::memory::{self, GraphMemory, MAX_PITCH};
 use crate::module::{self, Arguments, Function, Launch};
-use crate::register;
+use crate::runtime::say;
 use crate::stream::{self, HostFunction, StreamRef};
+use crate::{queue, register};
 
 /// A command, with its parameters as they were when it was given.
 #[derive(Clone)]
@@ -58,8 +59,8 @@ impl Work {
                 stream::call_host(*function, *data);
                 Ok(())
             }
-            Work::Wait(event) => stream::check_event(*event),
-            Work::Record(event) => stream::record(*event, on),
+            Work::Wait(event) => stream::wait_for(*event),
+            Work::Record(event) => stream::record_here(*event),
             Work::Alloc(memory) => {
                 GraphMemory::enter(memory);
                 Ok(())
@@ -81,7 +82,48 @@ pub(crate) fn submit(on: u64, work: Work) -> Result {
         }
         return capture::add(on, work).map(drop);
     }
-    work.run(on)
+    on.device.check()?;
+    // A command runs at once if nothing is before it, and if memory that is not page-locked is part of it.
+    let at_once = match &work {
+        Work::Copy(copy) => {
+            let copy = copy.resolved()?;
+            copy.check()?;
+            let at_once = queue::idle(on) || copy.is_pageable()?;
+            if !at_once {
+                queue::add(on, &[], move || complain(on, copy.run()));
+                return Ok(());
+            }
+            true
+        }
+        Work::Fill(fill) => {
+            fill.check()?;
+            queue::idle(on)
+        }
+        Work::Host(..) => false,
+        _ => queue::idle(on),
+    };
+    if at_once {
+        return queue::now(on, || work.run(on));
+    }
+    queue::add(on, &[], move || complain(on, work.run(on)));
+    Ok(())
+}
+
+/// What fails behind the back of the program's thread is told by later calls.
+pub(crate) fn complain(on: StreamRef, result: Result) {
+    if let Err(error) = result {
+        say!("a command of stream {} of device {} fails", on.id, on.device.ordinal);
+        on.device.fail(error);
+    }
+}
+
+/// Runs work of the null stream, and waits for it.
+///
+/// # Errors
+/// `hipErrorStreamCaptureImplicit`, and those of the work.
+pub(crate) fn now(work: impl FnOnce() -> Result) -> Result {
+    capture::forbid_synchronous()?;
+    queue::now(stream::stream(0)?, work)
 }
 
 /// A launch with its arguments.
@@ -168,6 +210,7 @@ impl Kernel {
         }
     }
 
+    /// In a command that runs.
     fn run(&self, on: StreamRef) -> Result {
         let function = register::function_for(on.device, self.function)?;
         let launch = Launch {
@@ -180,7 +223,11 @@ impl Kernel {
             start: self.start,
             stop: self.stop,
         };
-        module::execute(&function, &launch, &self.arguments.bytes)
+        if self.start != 0 {
+            stream::record_here(self.start)?;
+        }
+        module::execute(&function, &launch, &self.arguments.bytes)?;
+        if self.stop != 0 { stream::record_here(self.stop) } else { Ok(()) }
     }
 }
 
@@ -227,7 +274,7 @@ impl Region {
 }
 
 /// A side of `HIP_MEMCPY3D`. Without a pitch, rows follow each other.
-fn region(side: &Side3D, width: u64) -> Result<Region> {
+fn region(side: &Side3D, width: u64, rows: u64) -> Result<Region> {
     let base = match side.memory_type {
         memory_type::HOST => side.host,
         memory_type::DEVICE | memory_type::UNIFIED | memory_type::MANAGED => side.device,
@@ -238,9 +285,14 @@ fn region(side: &Side3D, width: u64) -> Result<Region> {
     if end > pitch || pitch >= MAX_PITCH {
         return Err(HipError::INVALID_VALUE);
     }
+    if side.height != 0 && side.y.checked_add(rows).is_none_or(|end| end > side.height) {
+        return Err(HipError::INVALID_VALUE);
+    }
     Region::new(base, [side.x_in_bytes, side.y, side.z], pitch, side.height)
 }
 
+const HOST_TO_DEVICE: i32 = 1;
+const DEVICE_TO_HOST: i32 = 2;
 const KINDS: [i32; 6] = [0, 1, 2, 3, 4, 1024];
 
 impl Copy {
@@ -274,6 +326,9 @@ impl Copy {
     /// A copy without a symbol, for the current device.
     fn resolved(&self) -> Result<Copy> {
         Ok(match *self {
+            Copy::ToSymbol { kind: DEVICE_TO_HOST, .. } | Copy::FromSymbol { kind: HOST_TO_DEVICE, .. } => {
+                return Err(HipError::INVALID_MEMCPY_DIRECTION);
+            }
             Copy::ToSymbol { symbol, offset, src, bytes, kind } => {
                 Copy::Linear { dst: register::part_of(symbol, offset, bytes)?, src, bytes, kind }
             }
@@ -282,6 +337,18 @@ impl Copy {
             }
             other => other,
         })
+    }
+
+    /// Whether a side is memory that the runtime does not know.
+    fn is_pageable(&self) -> Result<bool> {
+        let (dst, src) = match *self {
+            Copy::Linear { dst, src, .. } => (dst, src),
+            _ => match self.regions()? {
+                Some((dst, src, _)) => (dst.addr, src.addr),
+                None => return Ok(true),
+            },
+        };
+        Ok(!memory::is_known(dst) || !memory::is_known(src))
     }
 
     /// Both regions and their extent; `None` if there is nothing to copy.
@@ -323,7 +390,7 @@ impl Copy {
                 if extent.contains(&0) {
                     return Ok(None);
                 }
-                (region(&p.dst, extent[0])?, region(&p.src, extent[0])?, extent)
+                (region(&p.dst, extent[0], extent[1])?, region(&p.src, extent[0], extent[1])?, extent)
             }
             Copy::Linear { .. } | Copy::ToSymbol { .. } | Copy::FromSymbol { .. } => return Ok(None),
         };

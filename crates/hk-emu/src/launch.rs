@@ -14,6 +14,7 @@ use crate::checks::{Check, Checks};
 use crate::counters::Counters;
 use crate::exec::{Ctl, Env, Uop, indexed};
 use crate::fault::{Access, Fault, Finding, MemoryProblem, Place, Problem, Site, Space};
+use crate::isa::Op;
 use crate::loader::Module;
 use crate::memory::{Allocation, Near, POISON, View};
 use crate::node::{Running, Wait};
@@ -24,7 +25,7 @@ use crate::observe::streams::Touched;
 use crate::observe::{Observer, Overlapping, Subject, Undefined};
 use crate::program::{Program, TO_GROUPS};
 use crate::schedule::{Next, Schedule, Task, Turn};
-use crate::wave::{GroupInfo, Lanes, Status, Wave, mode};
+use crate::wave::{GroupInfo, Lanes, Poll, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
 #[derive(Debug, Clone, Copy)]
@@ -112,6 +113,7 @@ pub(crate) struct Launch<'a> {
     running: Running<'a>,
     peers: Vec<u32>,
     epoch: Option<Instant>,
+    pace: Option<(Instant, u64)>,
     /// The device's modelled time at the end of the launches so far, and where this one begins.
     clock: &'a AtomicU64,
     start: u64,
@@ -378,6 +380,8 @@ pub(crate) struct Setup<'a> {
     pub peers: Vec<u32>,
     /// When the constant counter began, where it counts the time of the host.
     pub epoch: Option<Instant>,
+    /// Waits for a time of the clock take as long for the host.
+    pub paced: bool,
     /// The modelled time of the machine.
     pub clock: &'a AtomicU64,
     /// Where the bytes that are accessed are noted.
@@ -442,6 +446,7 @@ impl<'a> Launch<'a> {
             running,
             peers,
             epoch,
+            paced,
             clock,
             touched,
             order,
@@ -493,6 +498,7 @@ impl<'a> Launch<'a> {
             running,
             peers,
             epoch,
+            pace: paced.then(|| (Instant::now(), clock.load(SeqCst))),
             clock,
             start: clock.load(SeqCst),
             touched,
@@ -550,8 +556,25 @@ impl<'a> Launch<'a> {
         next < self.total && next <= self.fault_at.load(Relaxed)
     }
 
+    /// What a kernel counts that ends with its first instruction: nothing is executed for it, however large the grid.
+    fn empty(&self) -> Option<Counted> {
+        let entry = self.program.entry as usize;
+        let ends = self.program.inst(entry as u32).is_some_and(|inst| inst.op == Op::S_ENDPGM);
+        if !ends || self.details || self.blocks {
+            return None;
+        }
+        self.clock.fetch_max(self.start + u64::from(self.program.uops[entry].clocks), SeqCst);
+        let mut tally = Tally::new(self);
+        let waves = self.total * u64::from(self.waves);
+        (tally.counters.workgroups, tally.counters.waves, tally.hits[entry]) = (self.total, waves, waves);
+        Some(Counted { total: tally.total(&self.program), sites: vec![], blocks: vec![] })
+    }
+
     /// Runs every workgroup.
     pub fn run(self, threads: Threads<'_>) -> Result<Counted, Fault> {
+        if let Some(counted) = self.empty() {
+            return Ok(counted);
+        }
         let n = match threads {
             Threads::One => 1,
             Threads::Shared => rayon::current_num_threads(),
@@ -979,7 +1002,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         let [gx, gy] = [u64::from(launch.grid[0]), u64::from(launch.grid[1])];
         let id = [(linear % gx) as u32, (linear / gx % gy) as u32, (linear / gx / gy) as u32];
         let granules = launch.kernel.descriptor.allocated_vgprs.div_ceil(8).saturating_sub(1);
-        let info = GroupInfo { id, linear, gpr_alloc: granules << 8, epoch: launch.epoch };
+        let info = GroupInfo { id, linear, gpr_alloc: granules << 8, epoch: launch.epoch, pace: launch.pace };
         let mut lds = self.spare_lds.pop().unwrap_or_default();
         lds.clear();
         let poison = POISON.to_le_bytes();
@@ -1246,6 +1269,7 @@ impl Launch<'_> {
         w.index = index;
         w.executed = 0;
         w.clock = self.start;
+        w.poll = Poll::NONE;
         w.status = Status::Ready;
         w.pc = self.program.entry();
         let threads = self.block.iter().product::<u32>();

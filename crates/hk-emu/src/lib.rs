@@ -57,6 +57,7 @@ mod shared;
 mod tables;
 mod trace;
 mod wave;
+mod words;
 
 pub use checks::{Check, Checks, UnknownCheck};
 pub use costs::{Clocks, Costs};

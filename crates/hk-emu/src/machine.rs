@@ -32,6 +32,7 @@ pub struct MachineOptions {
     threads: Option<usize>,
     instruction_budget: Option<u64>,
     skew: Option<u64>,
+    paced: bool,
     details: bool,
     blocks: bool,
     allow_misaligned: bool,
@@ -54,6 +55,7 @@ impl Default for MachineOptions {
             threads: None,
             instruction_budget: Some(4_000_000_000),
             skew: None,
+            paced: false,
             details: false,
             blocks: false,
             allow_misaligned: false,
@@ -178,6 +180,14 @@ impl MachineOptions {
     #[must_use]
     pub fn patience(mut self, time: Duration) -> Self {
         self.patience = time;
+        self
+    }
+
+    /// Whether a wave that only waits for a time of the clock waits as long for the host: what programs see of other work while it
+    /// does is then what they see beside a GPU.
+    #[must_use]
+    pub fn paced(mut self, paced: bool) -> Self {
+        self.paced = paced;
         self
     }
 
@@ -560,6 +570,34 @@ impl Machine {
         })
     }
 
+    /// Whether a launch asks for no more than the target has, and for a kernel that is there.
+    ///
+    /// # Errors
+    /// [`Fault::UnknownKernel`], [`Fault::Limits`], [`Fault::Arguments`].
+    pub fn check(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<(), Fault> {
+        self.checked(module, kernel, dispatch).map(drop)
+    }
+
+    fn checked<'m>(
+        &self,
+        module: &'m Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+    ) -> Result<&'m Kernel, Fault> {
+        let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
+            kernel: kernel.to_owned(),
+            available: module.object.kernels.iter().map(|k| k.name.clone()).collect(),
+        })?;
+        check_limits(self.0.options.arch, kernel, dispatch)?;
+        if dispatch.grid.contains(&0) || dispatch.block.contains(&0) {
+            return Err(Fault::Arguments {
+                kernel: kernel.name.clone(),
+                what: format!("grid {:?} of blocks {:?} is empty", dispatch.grid, dispatch.block),
+            });
+        }
+        Ok(kernel)
+    }
+
     /// Checks a launch and lets `go` run it.
     fn prepared<'m, T>(
         &self,
@@ -570,18 +608,7 @@ impl Machine {
         [details, blocks]: [bool; 2],
         go: impl FnOnce(Launch<'_>) -> Result<T, Fault>,
     ) -> Result<(&'m Kernel, T), Fault> {
-        let arch = self.0.options.arch;
-        let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
-            kernel: kernel.to_owned(),
-            available: module.object.kernels.iter().map(|k| k.name.clone()).collect(),
-        })?;
-        check_limits(arch, kernel, dispatch)?;
-        if dispatch.grid.contains(&0) || dispatch.block.contains(&0) {
-            return Err(Fault::Arguments {
-                kernel: kernel.name.clone(),
-                what: format!("grid {:?} of blocks {:?} is empty", dispatch.grid, dispatch.block),
-            });
-        }
+        let kernel = self.checked(module, kernel, dispatch)?;
         let memory = &self.0.memory;
         let arguments = kernarg(kernel, dispatch, host.hidden)?;
         let no_memory =
@@ -631,6 +658,7 @@ impl Machine {
             running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience, processes),
             peers: peers.iter().map(|(device, _)| *device).collect(),
             epoch: self.0.device.map(|_| self.0.node.epoch()),
+            paced: self.0.options.paced,
             clock: &self.0.clock,
             touched: touched.clone(),
             order: self.0.options.order,

@@ -5,7 +5,6 @@
 //! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
 //! redzone.
 
-use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +14,8 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::shared::{MemoryHandle, Origin, Words};
+use crate::shared::{MemoryHandle, Origin};
+use crate::words::Words;
 
 /// The pattern of fresh memory: a NaN as f32, and as each packed bf16 or f16; negative as an integer.
 pub const POISON: u32 = 0xFFFA_FFFA;
@@ -263,11 +263,7 @@ impl Unwritten {
 
 impl Allocation {
     fn new(base: u64, size: u64, label: &str, writable: bool) -> Option<Allocation> {
-        let count = usize::try_from(size.div_ceil(4)).ok()?;
-        let mut words = Vec::new();
-        words.try_reserve_exact(count).ok()?;
-        words.resize_with(count, || AtomicU32::new(POISON));
-        let words = words.into_boxed_slice().into();
+        let words = Words::poison(size.div_ceil(4))?;
         Some(Allocation { base, size, label: label.to_owned(), writable, words, unwritten: None })
     }
 
@@ -427,20 +423,6 @@ impl Allocation {
     }
 }
 
-/// Words that the host's allocator knows to be zero; `None` if it has no room for them.
-fn zeros(count: u64) -> Option<Box<[AtomicU32]>> {
-    let count = usize::try_from(count).ok()?;
-    if count == 0 {
-        return Some(Box::default());
-    }
-    let layout = Layout::array::<AtomicU32>(count).ok()?;
-    // SAFETY: the layout has a size; the memory is that of a boxed slice of `count` words, and zero is a value of each.
-    unsafe {
-        let words = std::alloc::alloc_zeroed(layout).cast::<AtomicU32>();
-        (!words.is_null()).then(|| Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, count)))
-    }
-}
-
 #[derive(Clone)]
 struct Tombstone {
     size: u64,
@@ -540,7 +522,7 @@ impl Memory {
             return Err(MemoryError::Alignment { align });
         }
         let base = self.reserve(bytes, align).ok_or_else(none)?;
-        let words = zeros(bytes.div_ceil(4)).ok_or_else(none)?.into();
+        let words = Words::zeros(bytes.div_ceil(4)).ok_or_else(none)?;
         let (label, writable) = (label.to_owned(), true);
         self.insert(Arc::new(Allocation { base, size: bytes, label, writable, words, unwritten: None }));
         Ok(base)

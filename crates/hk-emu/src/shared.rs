@@ -1,9 +1,4 @@
-//! Where the words of an allocation lie: in memory of the process, or in a mapping that other processes can open.
-
-use std::io;
-use std::ops::Deref;
-use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+//! Memory of several processes: its names, and its mappings.
 
 /// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) for other processes of the same host, as bytes. As long as
 /// `hipIpcMemHandle_t`.
@@ -68,89 +63,7 @@ impl Origin {
     }
 }
 
-/// Words, by the host's pointer. Derefs to them.
-pub(crate) struct Words {
-    words: NonNull<[AtomicU32]>,
-    owner: Owner,
-}
-
-enum Owner {
-    Box,
-    Mapping(mapping::Mapping),
-}
-
-// SAFETY: atomics, and what owns them, may be used and released on any thread.
-unsafe impl Send for Words {}
-// SAFETY: as above.
-unsafe impl Sync for Words {}
-
-impl Deref for Words {
-    type Target = [AtomicU32];
-
-    #[inline(always)]
-    fn deref(&self) -> &[AtomicU32] {
-        // SAFETY: the owner keeps them as long as `self` lives.
-        unsafe { self.words.as_ref() }
-    }
-}
-
-impl From<Box<[AtomicU32]>> for Words {
-    fn from(words: Box<[AtomicU32]>) -> Words {
-        Words { words: NonNull::from(Box::leak(words)), owner: Owner::Box }
-    }
-}
-
-impl Drop for Words {
-    fn drop(&mut self) {
-        if let Owner::Box = self.owner {
-            // SAFETY: from a box that was leaked, and nothing refers to it any more.
-            drop(unsafe { Box::from_raw(self.words.as_ptr()) });
-        }
-    }
-}
-
-impl Words {
-    /// Zeros in a mapping that other processes can open.
-    pub fn shared(bytes: u64) -> io::Result<Words> {
-        Words::of(mapping::Mapping::new(bytes)?)
-    }
-
-    /// Those of another process.
-    pub fn open(origin: &Origin) -> io::Result<Words> {
-        Words::of(mapping::Mapping::open(origin)?)
-    }
-
-    fn of(mapping: mapping::Mapping) -> io::Result<Words> {
-        let words = NonNull::slice_from_raw_parts(mapping.start(), mapping.words());
-        Ok(Words { words, owner: Owner::Mapping(mapping) })
-    }
-
-    /// What other processes open the words by; `None` unless this process has made them for that.
-    pub fn origin(&self) -> Option<Origin> {
-        match &self.owner {
-            Owner::Mapping(mapping) => mapping.origin(),
-            Owner::Box => None,
-        }
-    }
-
-    /// The process whose memory it is, if that is another one.
-    pub fn owner(&self) -> Option<u32> {
-        match &self.owner {
-            Owner::Mapping(mapping) => mapping.owner(),
-            Owner::Box => None,
-        }
-    }
-
-    /// Keeps other processes from what `act` does, where there are others.
-    pub fn exclusive<T>(&self, act: impl FnOnce() -> T) -> T {
-        match &self.owner {
-            Owner::Mapping(mapping) => mapping.exclusive(act),
-            Owner::Box => act(),
-        }
-    }
-}
-
-pub(crate) use mapping::is_alive;
+pub(crate) use mapping::{Mapping, is_alive};
 
 #[cfg(target_os = "linux")]
 mod mapping {

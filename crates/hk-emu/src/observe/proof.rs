@@ -256,7 +256,7 @@ impl Case<'_> {
             self.global.write_bytes(0, &state.global);
         }
         let view = View::new(vec![self.global], false);
-        let group = GroupInfo { id: [1, 2, 3], linear: 5, gpr_alloc: 0, epoch: None };
+        let group = GroupInfo { id: [1, 2, 3], linear: 5, gpr_alloc: 0, epoch: None, pace: None };
         let n = self.program.uops.len();
         let mut env = Env {
             program: self.program,
