@@ -89,16 +89,18 @@ struct ElementOf<true> {
     using Type = hk::I8;
 };
 
-/// Rows of queries as sums of terms of the cache's type, times the row's unit: MFMAs take the bytes of keys as they are.
+/// Rows of queries as sums of terms of the cache's type, times the row's unit, a power of two: MFMAs take the bytes of keys as they are.
 ///
-/// fp8: the largest magnitude is kLargest to 2 kLargest units. What T holds is the sum of terms, but for an error of at most half of the
-/// type's smallest value: 2^-17 of the largest. int8: the largest is kLargest units, and 16 bits are two terms: at most 2^-16 of it.
+/// What T holds is the sum of terms, but for an error that is, of the row's largest magnitude, at most 2^-17 for fp8 (half of the type's
+/// smallest value), 2^-22 for int8 and f16, 2^-15 for int8 and bf16 (there of values below 2^-7 of it; larger ones are exact).
 /// A row with an infinity or a NaN has unit NaN.
 template <class T, hk::QuantType kType>
 struct SplitQuery {
     static constexpr bool kInts = kType == hk::QuantType::I8;
-    static constexpr int kTerms = kInts || __is_same(T, hk::bf16) ? 2 : 3;
-    static constexpr float kLargest = kInts ? 32639.0f : hk::kFp8IsFnuz ? 64.0f : 128.0f;
+    static constexpr int kTerms = __is_same(T, hk::bf16) ? 2 : 3;
+    // The largest magnitude is in 2^kLog2 to 2^(kLog2 + 1) units, but of two int8 at most 127 * 256 + 127, where the exponent is raised.
+    static constexpr u32 kLog2 = kInts ? 14 : hk::kFp8IsFnuz ? 6 : 7, kRaise = kInts ? 0x10000 : 0;
+    static constexpr float kThird = 128.0f;  // of int8: parts of a unit
 
     /// MFMAs over kLoads times 16 bytes a lane of rows of `columns`.
     template <int columns>
@@ -130,9 +132,8 @@ struct SplitQuery {
     /// `bits`: of the row's largest magnitude.
     HK_FN explicit SplitQuery(u32 bits) {
         constexpr u32 kExponent = 0x7f800000u, kLeast = 0x10000000u;  // magnitudes below 2^-95 are not told from zero
-        const u32 least = bits < kLeast ? kLeast : bits;
-        const float most = __builtin_bit_cast(float, kInts ? least : least &kExponent);
-        unit = bits >= kExponent ? __builtin_nanf("") : most * (1.0f / kLargest);
+        const u32 exponent = ((bits < kLeast ? kLeast : bits) + kRaise) & kExponent;
+        unit = bits >= kExponent ? __builtin_nanf("") : __builtin_bit_cast(float, exponent - (kLog2 << 23));
     }
     /// 16 values to 16 bytes of each term.
     HK_FN void split(Vec<float, 16> v, Vec<u32, 4> (&terms)[kTerms]) const {
@@ -142,14 +143,18 @@ struct SplitQuery {
             constexpr float kRound = 0x1.8p+23f;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                u32 low[4], high[4];
+                u32 of_term[3][4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    low[j] = hk::detail::bits_of(hk::detail::clamp(v[4 * i + j], kLargest) + kRound);
-                    high[j] = (low[j] + 128) >> 8;
+                    const float x = v[4 * i + j], whole = x + kRound;
+                    of_term[1][j] = hk::detail::bits_of(whole);
+                    of_term[0][j] = (of_term[1][j] + 128) >> 8;
+                    if constexpr (kTerms > 2)
+                        of_term[2][j] = hk::detail::bits_of((x - (whole - kRound)) * kThird + kRound);
                 }
-                terms[0][i] = hk::detail::low_bytes(high[0], high[1], high[2], high[3]);
-                terms[1][i] = hk::detail::low_bytes(low[0], low[1], low[2], low[3]);
+#pragma unroll
+                for (int t = 0; t < kTerms; ++t)
+                    terms[t][i] = hk::detail::low_bytes(of_term[t][0], of_term[t][1], of_term[t][2], of_term[t][3]);
             }
         } else {
 #pragma unroll
@@ -159,11 +164,19 @@ struct SplitQuery {
             }
         }
     }
-    /// Sums of the products with one term, before those with the next are added.
-    template <class Acc>
-    HK_FN static Acc next_term(Acc acc) {
-        if constexpr (kInts) return acc << 8;
-        return acc;
+    /// `acc`, the sums of the products with terms so far, to what the next term is added to; `scores` after the last.
+    template <class Acc, class Scores>
+    HK_FN static void after(int term, Acc &acc, Scores &scores) {
+        if constexpr (kInts) {
+            if (term == 0)
+                acc <<= 8;
+            else if (term == 1)
+                scores = __builtin_convertvector(acc, Scores), acc = Acc{};
+            else
+                scores += __builtin_convertvector(acc, Scores) * (1.0f / kThird);
+        } else if (term + 1 == kTerms) {
+            scores = acc;
+        }
     }
 };
 

@@ -752,18 +752,11 @@ class Decode {
                         for (int t = 0; t < kAtOnce; ++t) acc[m][t] = Bytes::mma(&k.row[first + t][0][i], q, acc[m][t]);
                     }
                 }
-                if (term + 1 == QuerySplit::kTerms) break;
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
 #pragma unroll
-                    for (int t = 0; t < kAtOnce; ++t) acc[m][t] = QuerySplit::next_term(acc[m][t]);
+                    for (int t = 0; t < kAtOnce; ++t) QuerySplit::after(term, acc[m][t], s_[m].acc[0][first + t]);
                 }
-            }
-#pragma unroll
-            for (int m = 0; m < kM; ++m) {
-#pragma unroll
-                for (int t = 0; t < kAtOnce; ++t)
-                    s_[m].acc[0][first + t] = __builtin_convertvector(acc[m][t], typename Mma::Acc);
             }
         }
     }

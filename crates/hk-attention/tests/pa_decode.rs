@@ -419,6 +419,27 @@ fn keys_before_the_window_are_not_read() {
     }
 }
 
+/// Scores over bytes have the bits of q: small columns beside large ones, with a scale that shows them in the LSE.
+#[test]
+fn queries_over_bytes_keep_their_bits() {
+    for group in [8, 64] {
+        let case = Case::new(&[[1, 33]], [2, group], [192, 128]);
+        for of in [Case::decode::<f16, i8>, Case::decode::<bf16, i8>] {
+            of(&case).scalar("scale", Scalar::Float(0.25)).check();
+        }
+        // A column of some 64 times the others, against keys that are zero there.
+        let given = Case::decode::<f16, i8>(&case);
+        let [mut q, mut k] = ["q", "k_cache"].map(|name| given.get(name).clone());
+        let mut of_q = q.elements::<f16>().unwrap();
+        of_q.iter_mut().step_by(192).for_each(|q| *q = f16::from_f32(64.0));
+        q = HostTensor::new(q.shape(), &of_q).unwrap();
+        let mut of_k = k.elements::<i8>().unwrap();
+        of_k.iter_mut().step_by(192).for_each(|k| *k = 0);
+        k = HostTensor::new(k.shape(), &of_k).unwrap();
+        given.with("q", q).with("k_cache", k).check();
+    }
+}
+
 /// Over bytes a row of queries has a unit: powers of two of all queries and of the factor cancel bit for bit. A row that is not finite is
 /// NaN, alone.
 #[test]
