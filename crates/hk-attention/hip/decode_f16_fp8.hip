@@ -1,0 +1,12 @@
+// decode_f16_fp8.hip: attention of few queries in f16 over pages of fp8 (decode.h).
+#include "decode.h"
+
+namespace {
+using Params = attention::DecodeParams;
+using Cache = attention::decode::BytesFp8<hk::f16>;
+}  // namespace
+
+HK_DECODE(decode_f16_fp8, hk::f16, Cache)
+HK_DECODE(decode_f16_fp8_scaled, hk::f16, attention::decode::TokenScaled<Cache>)
+HK_DECODE(decode_f16_fp8_pieces, hk::f16, attention::decode::InPieces<Cache>)
+HK_DECODE_TALL(decode_f16_fp8, hk::f16, Cache)
