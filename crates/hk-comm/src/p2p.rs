@@ -1,6 +1,6 @@
 //! Communicators of ranks that access each other's memory.
 
-use crate::kernels::peers::{Addresses, Comm};
+use crate::kernels::peers::{Addresses, Comm, Split};
 use crate::meeting::{Exchange, Meeting};
 use hk_core::{Device, DeviceBuffer, Error, Launch, LaunchConfig, Result, SharedHandle, Stream};
 use std::mem::ManuallyDrop;
@@ -480,26 +480,71 @@ pub(crate) fn packets(op: &'static str, arg: &'static str, bytes: usize) -> Resu
     Ok(bytes / PACKET)
 }
 
-/// The axis that is split into a part for each rank: `whole` is `part` with `world` times its first axis.
+/// A tensor that is split into a part for each rank along an axis: `[rows, world, cols]`, in elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// The axis `dim` is split into a part for each rank: `whole` is `part` with `world` times that axis.
 pub(crate) fn expect_parts(
     op: &'static str,
     (part_arg, part): (&'static str, &[usize]),
     (whole_arg, whole): (&'static str, &[usize]),
+    dim: usize,
     world: usize,
-) -> Result<()> {
-    let want = part.split_first().and_then(|(first, rest)| {
-        let mut want = vec![first.checked_mul(world)?];
-        want.extend(rest);
-        Some(want)
-    });
-    if want.as_deref() == Some(whole) {
-        return Ok(());
-    }
-    let want = match want {
-        Some(want) => format!("{want:?} ({world} ranks, {part_arg} {part:?} of each)"),
-        None => format!("an axis that is split into {world} parts"),
+) -> Result<Parts> {
+    let Some(&len) = part.get(dim) else {
+        let want = format!("an axis of {part_arg} {part:?}, which is split into {world} parts");
+        return Err(Error::argument(op, "dim", dim, want));
     };
-    Err(Error::shape(op, whole_arg, whole, want))
+    let mut want = part.to_vec();
+    let split = len.checked_mul(world);
+    want[dim] = split.unwrap_or(usize::MAX);
+    if split.is_none() || want != whole {
+        let want = format!("{want:?} ({world} ranks, {part_arg} {part:?} of each)");
+        return Err(Error::shape(op, whole_arg, whole, want));
+    }
+    Ok(Parts { rows: part[..dim].iter().product(), cols: part[dim..].iter().product() })
+}
+
+impl Parts {
+    /// Kernels count the units of a row, and of a launch behind its first one, in 32 bits.
+    pub fn expect_narrow<T>(self, op: &'static str, arg: &'static str) -> Result<()> {
+        let limit = 1 << 31;
+        let bytes = self.cols * size_of::<T>();
+        let unit = if bytes.is_multiple_of(PACKET) { PACKET } else { 1 };
+        if self.rows > 1 && (bytes / unit) as u64 >= limit {
+            return Err(Error::too_large(op, arg, format!("rows of {bytes} bytes"), limit * unit as u64));
+        }
+        Ok(())
+    }
+
+    /// The rows of units of `unit` bytes, from unit `first` of each part on; and the byte at which those rows begin in a tensor with
+    /// `between_rows` units between its rows.
+    pub fn split<T>(
+        self,
+        world: usize,
+        unit: usize,
+        first: usize,
+    ) -> (Split, impl Fn(usize) -> u64 + use<T>) {
+        let Self { rows, cols } = self;
+        let units = cols * size_of::<T>() / unit;
+        // A single row of any length is a row of the units that are left.
+        let (row, column) = if rows > 1 { (first / units, first % units) } else { (0, 0) };
+        let narrow = u32::try_from(units).unwrap_or(u32::MAX);
+        let split = Split {
+            first: column as u32,
+            cols: narrow,
+            inverse: u32::MAX / narrow.max(1),
+            unused: 0,
+            part: units as u64,
+            row: (world * units) as u64,
+        };
+        let skipped = if rows > 1 { 0 } else { first };
+        (split, move |between_rows| ((row * between_rows + skipped) * unit) as u64)
+    }
 }
 
 /// Index of a world size in the kernel tables: 1, 2, 4, 8.
