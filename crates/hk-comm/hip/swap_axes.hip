@@ -29,8 +29,9 @@ HK_FN void swap_axes(const Params &p) {
         const hk::DivMod part(row.quotient, p.parts, p.parts_inverse);
         y[(part.remainder * p.rows + part.quotient) * p.cols + row.remainder] = unit;
     };
-    peers::move_strided<4>(hk::block_x() * u32(peers::kThreads) + hk::thread_x(), hk::grid_x() * u32(peers::kThreads), p.units,
-                           [&](u32 i) { return x[i]; }, to);
+    peers::move_strided<4>(
+        hk::block_x() * u32(peers::kThreads) + hk::thread_x(), hk::grid_x() * u32(peers::kThreads), p.units,
+        [&](u32 i) { return x[i]; }, to);
 }
 }  // namespace
 
