@@ -93,7 +93,7 @@ pub(crate) fn format(format: &[u8], mut args: &[u64]) -> Vec<u8> {
     let format = String::from_utf8_lossy(format);
     let (mut rest, mut out) = (&*format, vec![]);
     while let Some(at) = rest.find('%') {
-        out.extend(rest[..at].as_bytes());
+        out.extend(&rest.as_bytes()[..at]);
         rest = &rest[at + 1..];
         if let Some(after) = rest.strip_prefix('%') {
             out.push(b'%');

@@ -227,12 +227,19 @@ fn host_frames() -> Vec<String> {
     frames
 }
 
-/// The frames, a line for each.
+/// Frames of a report on stderr: interpreters have many more.
+const SHOWN: usize = 12;
+
+/// The first frames, a line for each.
 fn listed(verb: &str, frames: &[String]) -> String {
-    frames.iter().enumerate().fold(String::new(), |mut text, (i, frame)| {
+    let mut text = String::new();
+    for (i, frame) in frames.iter().take(SHOWN).enumerate() {
         let _ = write!(text, "\n  {} {frame}", if i == 0 { format!("{verb} by") } else { "from".into() });
-        text
-    })
+    }
+    if let Some(more @ 1..) = frames.len().checked_sub(SHOWN) {
+        let _ = write!(text, "\n  and {more} more");
+    }
+    text
 }
 
 static OPTIONS: OnceLock<Result<Sanitize, String>> = OnceLock::new();

@@ -61,6 +61,7 @@ impl Op {
             S_GETREG_B32 => {
                 (Fidelity::Approximate, "MODE and XCC_ID are the wave's, of the others what it can observe")
             }
+            S_SENDMSG => (Fidelity::Approximate, "the host serves an interrupt before the wave goes on"),
             S_SLEEP => (Fidelity::Approximate, "64 clocks of the modelled time for each unit"),
             S_SETPRIO | S_WAKEUP => (Fidelity::Approximate, "a hint to the schedule; takes no time"),
             _ if starts(&["V_RCP_F64", "V_RSQ_F64", "V_SQRT_F64"]) => {
