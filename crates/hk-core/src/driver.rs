@@ -59,7 +59,7 @@ pub(crate) struct Dispatch<'a> {
 /// A device as a driver presents it.
 ///
 /// Work on a stream runs in order; different streams are ordered by events only. Everything but `synchronize`,
-/// `read`, `write`, `take_counters` and `take_profiles` returns once the work is queued. A failure of queued work is reported by
+/// `read`, `write`, `take_counters`, `take_profiles` and `take_launches` returns once the work is queued. A failure of queued work is reported by
 /// the next synchronising call.
 pub(crate) trait Driver: Any + Send + Sync {
     fn info(&self) -> &DeviceInfo;
@@ -153,6 +153,12 @@ pub(crate) trait Driver: Any + Send + Sync {
     /// The same by kernel and source line, where the device counts so.
     #[cfg(feature = "emu")]
     fn take_profiles(&self, stream: &Handle) -> Result<Vec<crate::Profile>> {
+        self.synchronize(stream).map(|()| Vec::new())
+    }
+
+    /// Each launch with its modelled time, where the device models it.
+    #[cfg(feature = "time")]
+    fn take_launches(&self, stream: &Handle) -> Result<Vec<crate::Modelled>> {
         self.synchronize(stream).map(|()| Vec::new())
     }
 }

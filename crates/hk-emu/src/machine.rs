@@ -520,8 +520,8 @@ impl Machine {
         Ok(Profile { kernel, launches: 1, resources, counters, lines: lines.list(), blocks })
     }
 
-    /// Runs some workgroups of a launch on the caller's thread and records what their waves execute. The others do not run:
-    /// memory is left as those workgroups leave it. Without sanitizers and counters.
+    /// Runs some workgroups of a launch on the caller's thread and records what their waves execute. The others do not run,
+    /// and memory is left as it was. Without sanitizers and counters.
     ///
     /// # Errors
     /// As [`launch`](Self::launch); [`Fault::Arguments`] for a workgroup that the grid does not have; [`Fault::Budget`] for a
@@ -538,6 +538,11 @@ impl Machine {
                 launch.trace(sample)
             })?;
         Ok(Trace::new(self.program(module, kernel), self.resources(kernel, dispatch), blocks))
+    }
+
+    /// First address and bytes of everything that is allocated, in ascending order; code objects and their data, too.
+    pub fn allocations(&self) -> Vec<(u64, u64)> {
+        self.0.memory.snapshot().iter().map(|a| (a.base, a.size)).collect()
     }
 
     fn resources(&self, kernel: &Kernel, dispatch: &Dispatch<'_>) -> Resources {
