@@ -225,6 +225,8 @@ fn fill(field: &mut [u8; 256], text: &str) {
 /// `hipLimit_t`.
 const STACK: c_int = 0;
 const HEAP: c_int = 2;
+/// Far more than there are.
+const LIMITS: c_int = 0x100;
 
 /// The device of a context handle.
 fn context(handle: u64) -> Result<&'static Device> {
@@ -461,7 +463,7 @@ api! {
         match limit {
             STACK if value <= MAX_STACK => device.stack_limit.store(value, Relaxed),
             HEAP if value <= device.memory_bytes() => device.heap_limit.store(value, Relaxed),
-            STACK | HEAP => return Err(HipError::INVALID_VALUE),
+            STACK | HEAP | LIMITS.. => return Err(HipError::INVALID_VALUE),
             _ => return Err(HipError::UNSUPPORTED_LIMIT),
         }
         Ok(())

@@ -24,7 +24,7 @@ use crate::runtime::{Device, Runtime, api, lock, runtime, say};
 use crate::sanitize::{self, Leak};
 use crate::stream::stream;
 use crate::work::{Copy, Fill, Work, now, submit};
-use crate::{managed, pool, queue};
+use crate::{managed, pool, queue, work};
 
 /// Alignment of device memory, and of the rows of pitched memory.
 const ALIGN: u64 = 256;
@@ -425,6 +425,12 @@ pub(crate) fn is_known(addr: u64) -> bool {
     lookup(addr).is_some()
 }
 
+/// The device whose memory has an address.
+pub(crate) fn device_of(addr: u64) -> Option<&'static Device> {
+    let (_, block) = lookup(addr)?;
+    runtime().devices.get(block.device).filter(|_| !block.kind.on_host())
+}
+
 /// First address and size of the memory that has this address.
 pub(crate) fn allocation(addr: u64) -> Option<(u64, u64)> {
     lookup(addr).map(|(base, block)| (base, block.size))
@@ -623,7 +629,10 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
 
 /// A copy that the call waits for.
 fn copy_now(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
-    now(|| copy(dst, src, bytes, kind))
+    if bytes == 0 {
+        return forbid_synchronous();
+    }
+    work::copy_now(Copy::Linear { dst, src, bytes, kind })
 }
 
 fn copy_on(on: u64, dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
@@ -631,10 +640,6 @@ fn copy_on(on: u64, dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
         return stream(on).map(drop);
     }
     submit(on, Work::Copy(Copy::Linear { dst, src, bytes, kind }))
-}
-
-fn rows_now(copy: Copy) -> Result {
-    now(|| copy.run())
 }
 
 /// The copy that a `hip_Memcpy2D` describes.
@@ -987,7 +992,7 @@ api! {
         height: u64,
         kind: c_int,
     ) {
-        rows_now(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind))
+        work::copy_now(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind))
     }
 
     fn hipMemcpy2DAsync(
@@ -1003,8 +1008,8 @@ api! {
         submit(on, Work::Copy(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind)))
     }
 
-    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { rows_now(rows_by(parameters)?) }
-    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { rows_now(rows_by(parameters)?) }
+    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { work::copy_now(rows_by(parameters)?) }
+    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { work::copy_now(rows_by(parameters)?) }
 
     fn hipMemcpyParam2DAsync(parameters: *const Memcpy2D, on: u64) {
         submit(on, Work::Copy(rows_by(parameters)?))

@@ -208,7 +208,12 @@ pub(crate) fn busy(on: StreamRef) -> bool {
     if on.id == 0 { queue.order(on).next().is_some() } else { queue.last.contains_key(&key(on)) }
 }
 
-/// Whether the next command of a stream could run at once.
+/// The commands that the next one of a stream is ordered behind.
+pub(crate) fn before(on: StreamRef) -> Vec<u64> {
+    queue().order(on).collect()
+}
+
+/// Whether there are none.
 pub(crate) fn idle(on: StreamRef) -> bool {
     queue().order(on).next().is_none()
 }

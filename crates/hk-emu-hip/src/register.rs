@@ -16,7 +16,7 @@ use crate::memory::{ManagedGlobal, OF_THE_PROGRAM, copy};
 use crate::module::{self, Arguments, Function, known_function, launch_dims};
 use crate::runtime::{Device, Tag, api, call, lock, runtime, say};
 use crate::stream::stream;
-use crate::work::{Copy, Work, now, submit};
+use crate::work::{Copy, Work, copy_now, submit};
 
 /// What programs have registered.
 #[derive(Default)]
@@ -119,10 +119,6 @@ pub(crate) fn part_of(symbol: u64, offset: u64, bytes: u64) -> Result<u64> {
     let (addr, size) = variable(symbol)?;
     let inside = offset <= size && bytes <= size - offset;
     if inside { Ok(addr + offset) } else { Err(HipError::INVALID_VALUE) }
-}
-
-fn copy_now(copy: Copy) -> Result {
-    now(|| copy.run())
 }
 
 /// A launch that `<<<..>>>` or `hipConfigureCall` has set up.

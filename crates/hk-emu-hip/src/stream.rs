@@ -78,6 +78,11 @@ pub(crate) fn stream(handle: u64) -> Result<StreamRef> {
     Ok(StreamRef { device, id: stream.id, flags: stream.flags, priority: stream.priority })
 }
 
+/// The null stream of a device.
+pub(crate) fn null_of(device: &'static Device) -> StreamRef {
+    StreamRef { device, id: 0, flags: 0, priority: 0 }
+}
+
 /// Numbers of the threads' own streams: above all that handles have.
 fn per_thread_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 55);

@@ -7,7 +7,7 @@ use crate::error::{HipError, Result};
 use crate::host::{get, put};
 use crate::memory::{fill_now, malloc_rows};
 use crate::runtime::api;
-use crate::work::{Copy, Fill, Work, now, submit};
+use crate::work::{Copy, Fill, Work, copy_now, submit};
 
 /// # Errors
 /// `hipErrorInvalidValue` for an extent that is larger than the memory.
@@ -21,13 +21,6 @@ fn fill_of(p: PitchedPtr, value: c_int, extent: Size3) -> Result<Fill> {
     let params =
         MemsetParams { dst: p.ptr, element_size: 1, pad0: 0, height, pitch: p.pitch, value, pad1: 0, width };
     Ok(Fill { params, slice, depth })
-}
-
-fn copy_now(copy: Copy) -> Result {
-    now(|| {
-        copy.check()?;
-        copy.run()
-    })
 }
 
 api! {

@@ -85,16 +85,7 @@ pub(crate) fn submit(on: u64, work: Work) -> Result {
     on.device.check()?;
     // A command runs at once if nothing is before it, and if memory that is not page-locked is part of it.
     let at_once = match &work {
-        Work::Copy(copy) => {
-            let copy = copy.resolved()?;
-            copy.check()?;
-            let at_once = queue::idle(on) || copy.is_pageable()?;
-            if !at_once {
-                queue::add(on, &[], move || complain(on, copy.run()));
-                return Ok(());
-            }
-            true
-        }
+        Work::Copy(copy) => return copy.submit(on),
         Work::Fill(fill) => {
             fill.check()?;
             queue::idle(on)
@@ -115,6 +106,17 @@ pub(crate) fn complain(on: StreamRef, result: Result) {
         say!("a command of stream {} of device {} fails", on.id, on.device.ordinal);
         on.device.fail(error);
     }
+}
+
+/// Runs a copy in the order of the null stream, and waits for it.
+///
+/// # Errors
+/// As [`now`].
+pub(crate) fn copy_now(copy: Copy) -> Result {
+    capture::forbid_synchronous()?;
+    let (on, copy) = (stream::stream(0)?, copy.resolved()?);
+    copy.others(on)?.into_iter().for_each(queue::synchronize);
+    queue::now(on, || copy.run())
 }
 
 /// Runs work of the null stream, and waits for it.
@@ -339,16 +341,42 @@ impl Copy {
         })
     }
 
-    /// Whether a side is memory that the runtime does not know.
-    fn is_pageable(&self) -> Result<bool> {
-        let (dst, src) = match *self {
-            Copy::Linear { dst, src, .. } => (dst, src),
-            _ => match self.regions()? {
-                Some((dst, src, _)) => (dst.addr, src.addr),
-                None => return Ok(true),
-            },
-        };
-        Ok(!memory::is_known(dst) || !memory::is_known(src))
+    /// Where both sides begin; nothing for an empty copy of rows.
+    fn ends(&self) -> Result<Vec<u64>> {
+        Ok(match *self {
+            Copy::Linear { dst, src, .. } => vec![dst, src],
+            _ => self.regions()?.map(|(dst, src, _)| vec![dst.addr, src.addr]).unwrap_or_default(),
+        })
+    }
+
+    /// The null streams of other devices than the stream's whose memory it accesses.
+    fn others(&self, on: StreamRef) -> Result<Vec<StreamRef>> {
+        let mut devices: Vec<_> = self.ends()?.into_iter().filter_map(memory::device_of).collect();
+        devices.retain(|device| device.ordinal != on.device.ordinal);
+        devices.dedup_by_key(|device| device.ordinal);
+        Ok(devices.into_iter().map(stream::null_of).collect())
+    }
+
+    /// Queues it on a stream. It is in the order of the null streams of other devices, too. One of memory that the runtime does not
+    /// know runs at once, and so does one that nothing is before.
+    fn submit(&self, on: StreamRef) -> Result {
+        let copy = self.resolved()?;
+        copy.check()?;
+        let others = copy.others(on)?;
+        let known = copy.ends()?.into_iter().all(memory::is_known);
+        if !known {
+            others.into_iter().for_each(queue::synchronize);
+            return queue::now(on, || copy.run());
+        }
+        if queue::idle(on) && others.iter().all(|other| queue::idle(*other)) {
+            return copy.run();
+        }
+        let after: Vec<u64> = others.iter().flat_map(|other| queue::before(*other)).collect();
+        let ticket = queue::add(on, &after, move || complain(on, copy.run()));
+        for other in others {
+            queue::add(other, &[ticket], || {});
+        }
+        Ok(())
     }
 
     /// Both regions and their extent; `None` if there is nothing to copy.

@@ -89,8 +89,8 @@ fn child_makes_wild_calls() {
         2 => random.of(&[16, 64, 100, 255, 256, 4096, 65_536, 1 << 20]),
         3 => random.of(&[usize::MAX, usize::MAX / 2, 1 << 31, 1 << 32, 1 << 40, -1i32 as u32 as usize]),
         // Handles, addresses of a device, addresses of nothing.
-        4 => (0x50 + random.next() % 12) << 56 | random.next() % 40,
-        5 => 0x1000_0000_0000 + (random.next() % 16 << 24) + random.next() % 1024,
+        4 => ((0x50 + random.next() % 12) << 56) | (random.next() % 40),
+        5 => 0x1000_0000_0000 + ((random.next() % 16) << 24) + random.next() % 1024,
         6 => random.of(&[1, 0x1000, 0x0800_0000_0000_0000, 0x1fff_0000_0000, 0xdead_beef_0000]),
         _ => start + 8 * (random.next() % ((1 << 17) - 512)),
     };
@@ -155,7 +155,7 @@ fn child_loads_damaged_code() {
             let at = random.next() % damaged.len();
             damaged[at] = random.of(&[0, 1, 0x7f, 0x80, 0xff, random.0 as u8]);
         }
-        if random.next() % 8 == 0 {
+        if random.next().is_multiple_of(8) {
             let keep = random.next() % damaged.len();
             damaged[keep..].fill(0);
         }

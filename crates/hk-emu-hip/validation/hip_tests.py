@@ -35,6 +35,7 @@ SOURCES = {
 HIP_VERSION = (6, 3, 0)
 
 DIRECTORIES = ["graph", "stream", "event", "errorHandling", "memory", "device", "module"]
+DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread"]
 
 
 def run(command, **options):
@@ -335,7 +336,7 @@ def main():
     parser.add_argument("--git", default="https://github.com", help="where the repositories are")
     parser.add_argument("--clang", default="clang++-22")
     parser.add_argument("--arch", default="gfx942")
-    parser.add_argument("--devices", default="gfx942", help="HK_EMU_ARCH of the tests")
+    parser.add_argument("--devices", default="gfx942*2?threads=2", help="HK_EMU_ARCH of the tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=60, help="seconds for a test")
     parser.add_argument("--filter", default="", help="run tests whose name contains this")

@@ -639,7 +639,13 @@ impl Machine {
             .chain(peers.iter().map(|(_, memory)| memory))
             .map(|m| m.snapshot())
             .collect();
-        let mut allocations: Vec<_> = snapshots.iter().flat_map(|s| s.iter()).map(|a| &**a).collect();
+        // Memory at an address of the host is each device's own.
+        let own = |i: usize, base| i == 0 || peers.get(i - 1).is_some_and(|(_, memory)| memory.holds(base));
+        let mut allocations: Vec<_> = snapshots
+            .iter()
+            .enumerate()
+            .flat_map(|(i, s)| s.iter().map(|a| &**a).filter(move |a| own(i, a.base)))
+            .collect();
         allocations.extend([&*segment, &*packet_segment]);
         let processes = allocations.iter().filter_map(|allocation| allocation.process()).collect();
         let view = View::new(allocations, !self.0.options.allow_misaligned)
