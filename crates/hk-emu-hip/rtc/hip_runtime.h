@@ -37,13 +37,13 @@ typedef unsigned int uint32_t;
 typedef __UINT64_TYPE__ uint64_t;
 typedef unsigned int uint;
 
-#define __HK_VECTORS(type, name, alignment)                                                              \
-    struct alignas(sizeof(type)) name##1 { type x; };                                                    \
-    struct alignas(2 * sizeof(type)) name##2 { type x, y; };                                             \
-    struct alignas(sizeof(type)) name##3 { type x, y, z; };                                              \
-    struct alignas(alignment) name##4 { type x, y, z, w; };                                              \
-    __host__ __device__ inline name##2 make_##name##2(type x, type y) { return {x, y}; }                 \
-    __host__ __device__ inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }      \
+#define __HK_VECTORS(type, name, alignment)                                                         \
+    struct alignas(sizeof(type)) name##1 { type x; };                                               \
+    struct alignas(2 * sizeof(type)) name##2 { type x, y; };                                        \
+    struct alignas(sizeof(type)) name##3 { type x, y, z; };                                         \
+    struct alignas(alignment) name##4 { type x, y, z, w; };                                         \
+    __host__ __device__ inline name##2 make_##name##2(type x, type y) { return {x, y}; }            \
+    __host__ __device__ inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
     __host__ __device__ inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 __HK_VECTORS(float, float, 16)
 __HK_VECTORS(int, int, 16)
@@ -55,20 +55,24 @@ struct dim3 {
     __host__ __device__ constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-#define __HK_COORDINATE(type, X, Y, Z)                                                                   \
-    struct type {                                                                                        \
-        __device__ static unsigned get_x() { return X; }                                                 \
-        __device__ static unsigned get_y() { return Y; }                                                 \
-        __device__ static unsigned get_z() { return Z; }                                                 \
-        __declspec(property(get = get_x)) unsigned x;                                                    \
-        __declspec(property(get = get_y)) unsigned y;                                                    \
-        __declspec(property(get = get_z)) unsigned z;                                                    \
-        __device__ operator dim3() const { return dim3(get_x(), get_y(), get_z()); }                     \
+#define __HK_COORDINATE(type, X, Y, Z)                                               \
+    struct type {                                                                    \
+        __device__ static unsigned get_x() { return X; }                             \
+        __device__ static unsigned get_y() { return Y; }                             \
+        __device__ static unsigned get_z() { return Z; }                             \
+        __declspec(property(get = get_x)) unsigned x;                                \
+        __declspec(property(get = get_y)) unsigned y;                                \
+        __declspec(property(get = get_z)) unsigned z;                                \
+        __device__ operator dim3() const { return dim3(get_x(), get_y(), get_z()); } \
     };
-__HK_COORDINATE(__hk_thread, __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), __builtin_amdgcn_workitem_id_z())
-__HK_COORDINATE(__hk_block, __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z())
-__HK_COORDINATE(__hk_block_size, __builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), __builtin_amdgcn_workgroup_size_z())
-__HK_COORDINATE(__hk_grid_size, ((unsigned *)__builtin_amdgcn_implicitarg_ptr())[0], ((unsigned *)__builtin_amdgcn_implicitarg_ptr())[1],
+__HK_COORDINATE(__hk_thread, __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(),
+                __builtin_amdgcn_workitem_id_z())
+__HK_COORDINATE(__hk_block, __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(),
+                __builtin_amdgcn_workgroup_id_z())
+__HK_COORDINATE(__hk_block_size, __builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(),
+                __builtin_amdgcn_workgroup_size_z())
+__HK_COORDINATE(__hk_grid_size, ((unsigned *)__builtin_amdgcn_implicitarg_ptr())[0],
+                ((unsigned *)__builtin_amdgcn_implicitarg_ptr())[1],
                 ((unsigned *)__builtin_amdgcn_implicitarg_ptr())[2])
 extern const __device__ __attribute__((weak)) __hk_thread threadIdx;
 extern const __device__ __attribute__((weak)) __hk_block blockIdx;
@@ -85,15 +89,18 @@ __device__ inline void __syncthreads() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-#define __HK_ATOMIC(name, operation)                                                                     \
-    template <class T> __device__ inline T name(T *at, decltype(T()) value) {                            \
-        return __hip_atomic_##operation(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);          \
-    }                                                                                                    \
-    template <class T> __device__ inline T name##_block(T *at, decltype(T()) value) {                    \
-        return __hip_atomic_##operation(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);      \
-    }                                                                                                    \
-    template <class T> __device__ inline T name##_system(T *at, decltype(T()) value) {                   \
-        return __hip_atomic_##operation(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);         \
+#define __HK_ATOMIC(name, operation)                                                                \
+    template <class T>                                                                              \
+    __device__ inline T name(T *at, decltype(T()) value) {                                          \
+        return __hip_atomic_##operation(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);     \
+    }                                                                                               \
+    template <class T>                                                                              \
+    __device__ inline T name##_block(T *at, decltype(T()) value) {                                  \
+        return __hip_atomic_##operation(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP); \
+    }                                                                                               \
+    template <class T>                                                                              \
+    __device__ inline T name##_system(T *at, decltype(T()) value) {                                 \
+        return __hip_atomic_##operation(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);    \
     }
 __HK_ATOMIC(atomicAdd, fetch_add)
 __HK_ATOMIC(atomicSub, fetch_sub)
@@ -103,8 +110,10 @@ __HK_ATOMIC(atomicAnd, fetch_and)
 __HK_ATOMIC(atomicOr, fetch_or)
 __HK_ATOMIC(atomicXor, fetch_xor)
 __HK_ATOMIC(atomicExch, exchange)
-template <class T> __device__ inline T atomicCAS(T *at, decltype(T()) expected, decltype(T()) value) {
-    __hip_atomic_compare_exchange_strong(at, &expected, value, __ATOMIC_RELAXED, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+template <class T>
+__device__ inline T atomicCAS(T *at, decltype(T()) expected, decltype(T()) value) {
+    __hip_atomic_compare_exchange_strong(at, &expected, value, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                         __HIP_MEMORY_SCOPE_AGENT);
     return expected;
 }
 
@@ -118,7 +127,8 @@ __device__ inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 __device__ inline int __ffs(int x) { return __builtin_ffs(x); }
 
 // Words of a value, each moved from another lane.
-template <class T> __device__ inline T __hk_from_lane(T value, int lane) {
+template <class T>
+__device__ inline T __hk_from_lane(T value, int lane) {
     static_assert(sizeof(T) % 4 == 0, "shuffles move 4 or 8 bytes");
     int words[sizeof(T) / 4];
     __builtin_memcpy(words, &value, sizeof(T));
@@ -126,32 +136,37 @@ template <class T> __device__ inline T __hk_from_lane(T value, int lane) {
     __builtin_memcpy(&value, words, sizeof(T));
     return value;
 }
-template <class T> __device__ inline T __shfl(T value, int lane, int width = warpSize) {
+template <class T>
+__device__ inline T __shfl(T value, int lane, int width = warpSize) {
     int self = __lane_id();
     return __hk_from_lane(value, (self & ~(width - 1)) + (lane & (width - 1)));
 }
-template <class T> __device__ inline T __shfl_up(T value, unsigned delta, int width = warpSize) {
+template <class T>
+__device__ inline T __shfl_up(T value, unsigned delta, int width = warpSize) {
     int self = __lane_id(), from = self - (int)delta;
     return __hk_from_lane(value, from < (self & ~(width - 1)) ? self : from);
 }
-template <class T> __device__ inline T __shfl_down(T value, unsigned delta, int width = warpSize) {
+template <class T>
+__device__ inline T __shfl_down(T value, unsigned delta, int width = warpSize) {
     int self = __lane_id();
     return __hk_from_lane(value, (self & (width - 1)) + (int)delta >= width ? self : self + (int)delta);
 }
-template <class T> __device__ inline T __shfl_xor(T value, int mask, int width = warpSize) {
+template <class T>
+__device__ inline T __shfl_xor(T value, int mask, int width = warpSize) {
     int self = __lane_id(), from = self ^ mask;
     return __hk_from_lane(value, from >= ((self + width) & ~(width - 1)) ? self : from);
 }
 
-#define __HK_UNARY(name)                                                             \
-    __device__ inline float name##f(float x) { return __builtin_##name##f(x); }      \
+#define __HK_UNARY(name)                                                        \
+    __device__ inline float name##f(float x) { return __builtin_##name##f(x); } \
     __device__ inline float name(float x) { return __builtin_##name##f(x); }
 __HK_UNARY(exp)
 __HK_UNARY(exp2)
 __HK_UNARY(log)
 __HK_UNARY(log2)
 __HK_UNARY(log10)
-#define __HK_BOTH(name) __HK_UNARY(name) __device__ inline double name(double x) { return __builtin_##name(x); }
+#define __HK_BOTH(name) \
+    __HK_UNARY(name) __device__ inline double name(double x) { return __builtin_##name(x); }
 __HK_BOTH(sqrt)
 __HK_BOTH(fabs)
 __HK_BOTH(floor)
@@ -159,8 +174,8 @@ __HK_BOTH(ceil)
 __HK_BOTH(trunc)
 __HK_BOTH(rint)
 __HK_BOTH(round)
-#define __HK_BINARY(name)                                                                             \
-    __device__ inline float name##f(float x, float y) { return __builtin_##name##f(x, y); }           \
+#define __HK_BINARY(name)                                                                   \
+    __device__ inline float name##f(float x, float y) { return __builtin_##name##f(x, y); } \
     __device__ inline double name(double x, double y) { return __builtin_##name(x, y); }
 __HK_BINARY(fmin)
 __HK_BINARY(fmax)
@@ -170,8 +185,14 @@ __device__ inline double fma(double x, double y, double z) { return __builtin_fm
 __device__ inline float rsqrtf(float x) { return 1 / __builtin_sqrtf(x); }
 __device__ inline float __expf(float x) { return __builtin_expf(x); }
 __device__ inline float __logf(float x) { return __builtin_logf(x); }
-template <class T> __host__ __device__ constexpr T min(T a, T b) { return b < a ? b : a; }
-template <class T> __host__ __device__ constexpr T max(T a, T b) { return a < b ? b : a; }
+template <class T>
+__host__ __device__ constexpr T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T>
+__host__ __device__ constexpr T max(T a, T b) {
+    return a < b ? b : a;
+}
 __device__ inline int abs(int x) { return __builtin_abs(x); }
 
 // Buffered printf: the compiler stores formats and arguments where this says.
@@ -187,7 +208,8 @@ extern "C" __device__ inline __attribute__((used)) char *__printf_alloc(unsigned
 }
 
 // A frame for stderr: control word, format, text.
-template <unsigned N> __device__ inline void __hk_assert_fail(const char (&text)[N]) {
+template <unsigned N>
+__device__ inline void __hk_assert_fail(const char (&text)[N]) {
     constexpr unsigned bytes = 4 + 8 + (N + 7) / 8 * 8;
     if (char *frame = __printf_alloc(bytes)) {
         unsigned words[3] = {bytes << 2 | 1, '%' | 's' << 8, 0};
@@ -198,6 +220,7 @@ template <unsigned N> __device__ inline void __hk_assert_fail(const char (&text)
 }
 #define __HK_TEXT(x) #x
 #define __HK_LINE(x) __HK_TEXT(x)
-#define assert(condition)                                                                                             \
-    ((condition) ? (void)0                                                                                            \
-                 : __hk_assert_fail(__FILE__ ":" __HK_LINE(__LINE__) ": Device-side assertion `" #condition "' failed.\n"))
+#define assert(condition) \
+    ((condition)          \
+         ? (void)0        \
+         : __hk_assert_fail(__FILE__ ":" __HK_LINE(__LINE__) ": Device-side assertion `" #condition "' failed.\n"))

@@ -231,7 +231,7 @@ fn reports_as_options_say() {
     for want in [
         "lds: the write of a byte of LDS races with a read by wave 0",
         "launched by hipLaunchKernel\n",
-        "sanitize.hip:38:5)",
+        "sanitize.hip:36:5)",
         "from main (",
         "leak of 1000 bytes at 0x",
         "device 0, hipMalloc\n  allocated by hipMalloc\n",

@@ -39,7 +39,9 @@ __device__ inline u64 hostcall(u32 service, const u64 (&words)[8]) {
     if (first) {
         packet = __hip_atomic_load(&buffer.free, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
         u64 next;
-        do next = __hip_atomic_load(&buffer.headers[packet & buffer.mask].next, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+        do
+            next = __hip_atomic_load(&buffer.headers[packet & buffer.mask].next, __ATOMIC_RELAXED,
+                                     __HIP_MEMORY_SCOPE_SYSTEM);
         while (!__hip_atomic_compare_exchange_weak(&buffer.free, &packet, next, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE,
                                                    __HIP_MEMORY_SCOPE_SYSTEM));
     }
@@ -73,9 +75,7 @@ extern "C" __device__ inline u64 message_begin(u64 stream) {
     return hostcall(kPrintf, {kBegin | 1 << 5, stream, 0, 0, 0, 0, 0, 0});
 }
 
-extern "C" __device__ u64 __ockl_printf_begin(u64) {
-    return message_begin(0);
-}
+extern "C" __device__ u64 __ockl_printf_begin(u64) { return message_begin(0); }
 
 extern "C" __device__ u64 __ockl_printf_append_args(u64 message, u32 count, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f,
                                                     u64 g, u32 last) {

@@ -1,9 +1,9 @@
 // printf and assert of device code. Declares the little of HIP that it needs; its kernels are compiled with the
 // functions of device_library.h, or, with ROCM, with ROCm's headers and device libraries.
 #ifdef ROCM
+#include <assert.h>
 #include <hip/hip_runtime.h>
 #include <stdio.h>
-#include <assert.h>
 #else
 extern "C" int printf(const char *, ...);
 
@@ -33,15 +33,15 @@ const char *hipGetErrorName(hipError_t);
 #define assert(condition) ((condition) ? (void)0 : __assert_fail(#condition, "printf.hip", __LINE__, __func__))
 #endif
 
-#define CHECK(call)                                                                        \
+#define CHECK(call) \
     if (int code = (call)) return printf("%s gives %d, line %d\n", #call, code, __LINE__), 1
 
 __global__ void greet(int *count) {
     int block = __builtin_amdgcn_workgroup_id_x(), thread = __builtin_amdgcn_workitem_id_x();
     if (thread % 40 == 0) {
         const char *where = block ? "elsewhere" : "first";
-        count[2 * block + thread / 40] =
-            printf("%s: block %d of thread %3u: %.3f %c %lx\n", where, block, thread, 0.5 * thread, 'a' + block, 1ul << 40);
+        count[2 * block + thread / 40] = printf("%s: block %d of thread %3u: %.3f %c %lx\n", where, block, thread,
+                                                0.5 * thread, 'a' + block, 1ul << 40);
     }
 }
 
@@ -49,9 +49,7 @@ __global__ void plain() {
     if (__builtin_amdgcn_workitem_id_x() < 2) printf("a line\n");
 }
 
-__global__ void format(const char *text, int value) {
-    printf(text, value, 255);
-}
+__global__ void format(const char *text, int value) { printf(text, value, 255); }
 
 __global__ void flood(int *lost) {
     if (printf("%d %s\n", 1, "of many lines that are too long together for the buffer of a mebibyte") < 0)

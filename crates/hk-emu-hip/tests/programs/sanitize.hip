@@ -29,9 +29,7 @@ __global__ void racy(int *out) {
     out[i] = ((volatile int *)part)[127 - i];
 }
 
-__global__ void clean(int *out) {
-    out[__builtin_amdgcn_workitem_id_x()] = 1;
-}
+__global__ void clean(int *out) { out[__builtin_amdgcn_workitem_id_x()] = 1; }
 
 __attribute__((noinline)) void run(int *out) {
     clean<<<1, 128>>>(out);
