@@ -527,7 +527,7 @@ impl<'a> Arguments<'a> {
         let sq = lengths.iter().filter_map(|name| shape.first(&[name])).find(fits);
         let sq = sq.unwrap_or(tiles * tile * pairs);
         let sk = shape.first(&["seqlen_k", "seqlen_kv", "sk", "s_k", "kv_len", "k_len"]).unwrap_or(sq);
-        if hk == 0 || hq % hk != 0 {
+        if hk == 0 || !hq.is_multiple_of(hk) {
             return Err(format!("params: {hq} heads of queries, {hk} of keys"));
         }
         let size: u64 = if name.contains("fp8") { 1 } else { 2 };
@@ -550,7 +550,7 @@ impl<'a> Arguments<'a> {
         self.ints(&strides(k_row, d, sk, bytes));
         let option = if wide {
             0
-        } else if masked && (hq % 8 != 0 || sq > 16384) {
+        } else if masked && (!hq.is_multiple_of(8) || sq > 16384) {
             3
         } else {
             5
