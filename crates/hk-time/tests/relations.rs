@@ -299,16 +299,13 @@ fn a_swizzled_layout_beats_a_plain_one_by_its_phases() {
 }
 
 #[test]
-fn waves_hide_latency_until_a_unit_is_busy() {
+fn waves_hide_the_pauses_of_others() {
     let body = "  v_exp_f32 v20, v21\n  s_nop 15\n  s_nop 15\n".repeat(8);
     let clocks = |waves: u32| Kernel { block: 64 * waves, ..Kernel::new(repeat(40, &body)) }.clocks();
     let [one, four, eight, sixteen] = [1, 4, 8, 16].map(clocks);
     // Each SIMD has one wave, then two that fit between the pauses, then four.
     assert!(four < 1.1 * one && eight < 1.3 * one, "{one} {four} {eight}");
     assert!(sixteen >= eight, "{eight} {sixteen}");
-    let busy = "  v_exp_f32 v20, v21\n".repeat(8);
-    let clocks = |waves: u32| Kernel { block: 64 * waves, ..Kernel::new(repeat(40, &busy)) }.clocks();
-    assert!(clocks(16) > 3.0 * clocks(4), "a busy unit is shared");
 }
 
 #[test]
