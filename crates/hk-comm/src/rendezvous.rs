@@ -213,7 +213,11 @@ mod tests {
                 (first, own.all_gather(&[]).expect("all call again"))
             });
             let want: Vec<Vec<u8>> = (0..world).map(|rank| vec![rank as u8; rank]).collect();
-            assert!(results.iter().all(|(first, empty)| *first == want && *empty == vec![vec![]; world]));
+            assert!(
+                results
+                    .iter()
+                    .all(|(first, empty)| *first == want && *empty == vec![Vec::<u8>::new(); world])
+            );
         }
     }
 
