@@ -1,5 +1,6 @@
 //! Modules, functions and launches.
 
+use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -301,8 +302,9 @@ pub(crate) fn launch(function: &Arc<Function>, launch: &Launch) -> Result {
     if launch.start != 0 {
         record(launch.start, on)?;
     }
-    let (function, work) = (function.clone(), *launch);
-    let ticket = queue::add(on, &[], move || work::complain(on, execute(&function, &work, &args)));
+    let (function, work, from) = (function.clone(), *launch, sanitize::options().launched());
+    let ticket =
+        queue::add(on, &[], move || work::complain(on, execute(&function, &work, &args, from.as_ref())));
     if *BLOCKING {
         queue::wait(ticket);
     }
@@ -328,8 +330,8 @@ fn check_device(function: &Function, on: StreamRef) -> Result {
     Err(HipError::INVALID_DEVICE)
 }
 
-/// Runs a launch whose sizes are checked, in a command. What the kernel does wrong is told by later calls.
-pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8]) -> Result {
+/// Runs a launch whose sizes are checked, in a command. What the kernel does wrong is told by later calls. `from`: the stack of the launch.
+pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8], from: Option<&Backtrace>) -> Result {
     let Launch { grid, block, on, .. } = *launch;
     let device = on.device;
     let kernel = function.kernel()?;
@@ -343,7 +345,7 @@ pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8]) -> Resu
         mapped.leave(device);
     }
     if let Err(fault) = result {
-        sanitize::options().report(device, on.id, &fault);
+        sanitize::options().report(device, on.id, &fault, from);
         let error = match &fault {
             Fault::Memory { space: Space::Global, .. } => HipError::ILLEGAL_ADDRESS,
             Fault::Budget { .. } => HipError::LAUNCH_TIME_OUT,

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::fs::{File, read_to_string};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{LazyLock, Mutex, OnceLock};
 
 use hk_emu::{Check, Checks, Fault};
 use serde::Serialize;
@@ -114,9 +114,16 @@ impl Sanitize {
         Check::ALL.into_iter().filter(|check| !off.has(*check)).fold(Checks::NONE, |on, check| on | check)
     }
 
-    /// Reports what a kernel did wrong, where it was launched.
-    pub fn report(&self, device: &Device, stream: u64, fault: &Fault) {
-        let frames = if self.backtraces { host_frames() } else { vec![] };
+    /// The stack of a launch, for what its kernel does wrong later. Only where reports are asked for: it takes longer than a launch.
+    pub fn launched(&self) -> Option<Backtrace> {
+        static ASKED: LazyLock<bool> =
+            LazyLock::new(|| ["HK_SANITIZE", VARIABLE].iter().any(|name| std::env::var_os(name).is_some()));
+        (self.backtraces && *ASKED).then(Backtrace::force_capture)
+    }
+
+    /// Reports what a kernel did wrong, and where it was launched.
+    pub fn report(&self, device: &Device, stream: u64, fault: &Fault, launched: Option<&Backtrace>) {
+        let frames = launched.map_or(vec![], host_frames);
         let at = format!("device {} ({}), stream {stream}", device.ordinal, device.arch);
         say!("{at}: {fault}{}", listed("launched", &frames));
         self.keep(&Report {
@@ -141,7 +148,7 @@ impl Sanitize {
     /// Remembers where memory was allocated.
     pub fn allocated(&self, addr: u64) {
         if self.leaks && self.backtraces {
-            lock(&self.allocations).insert(addr, host_frames());
+            lock(&self.allocations).insert(addr, host_frames(&Backtrace::force_capture()));
         }
     }
 
@@ -196,8 +203,8 @@ struct Report<'a> {
 }
 
 /// The functions of the program that led to a call of this library, innermost first: from the exported function on.
-fn host_frames() -> Vec<String> {
-    let text = Backtrace::force_capture().to_string();
+fn host_frames(stack: &Backtrace) -> Vec<String> {
+    let text = stack.to_string();
     let mut frames: Vec<String> = vec![];
     for line in text.lines().map(str::trim) {
         match line.strip_prefix("at ") {

@@ -11,7 +11,7 @@ use crate::memory::{self, GraphMemory, MAX_PITCH};
 use crate::module::{self, Arguments, Function, Launch};
 use crate::runtime::say;
 use crate::stream::{self, HostFunction, StreamRef};
-use crate::{queue, register};
+use crate::{queue, register, sanitize};
 
 /// A command, with its parameters as they were when it was given.
 #[derive(Clone)]
@@ -228,7 +228,8 @@ impl Kernel {
         if self.start != 0 {
             stream::record_here(self.start)?;
         }
-        module::execute(&function, &launch, &self.arguments.bytes)?;
+        let from = sanitize::options().launched();
+        module::execute(&function, &launch, &self.arguments.bytes, from.as_ref())?;
         if self.stop != 0 { stream::record_here(self.stop) } else { Ok(()) }
     }
 }

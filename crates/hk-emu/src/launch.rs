@@ -16,7 +16,7 @@ use crate::exec::{Ctl, Env, Uop, indexed};
 use crate::fault::{Access, Fault, Finding, MemoryProblem, Place, Problem, Site, Space};
 use crate::isa::Op;
 use crate::loader::Module;
-use crate::memory::{Allocation, Near, POISON, View};
+use crate::memory::{Allocation, Near, View};
 use crate::node::{Running, Wait};
 use crate::observe::counts::Counts;
 use crate::observe::deadlock::{Circle, Probe};
@@ -26,6 +26,7 @@ use crate::observe::{Observer, Overlapping, Subject, Undefined};
 use crate::program::{Program, TO_GROUPS};
 use crate::schedule::{Next, Schedule, Task, Turn};
 use crate::wave::{GroupInfo, Lanes, Poll, Status, Wave, mode};
+use crate::words::POISON;
 
 /// What to launch over which grid with which arguments.
 #[derive(Debug, Clone, Copy)]

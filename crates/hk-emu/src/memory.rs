@@ -17,9 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::shared::{MemoryHandle, Origin};
 use crate::words::Words;
 
-/// The pattern of fresh memory: a NaN as f32, and as each packed bf16 or f16; negative as an integer.
-pub const POISON: u32 = 0xFFFA_FFFA;
-
 /// Where allocations lie unless the machine's options say otherwise.
 pub(crate) const ADDRESSES: Range<u64> = 0x1000_0000_0000..0x7FFF_0000_0000;
 const MIN_REDZONE: u64 = 1 << 20;

@@ -7,8 +7,10 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
-use crate::memory::POISON;
 use crate::shared::{Mapping, Origin};
+
+/// The pattern of fresh memory: a NaN as f32, and as each packed bf16 or f16; negative as an integer.
+pub const POISON: u32 = 0xFFFA_FFFA;
 
 /// Words that live until it is dropped, by the host's pointer. Derefs to them.
 pub(crate) struct Words {
@@ -133,7 +135,7 @@ mod pages {
     use std::sync::OnceLock;
     use std::sync::atomic::AtomicU32;
 
-    use crate::memory::POISON;
+    use super::POISON;
 
     /// Words of the file. Each of an allocation's mappings is of all of it, and the system allows some 65,000.
     const BLOCK: usize = 8 << 20;

@@ -27,7 +27,15 @@ pub(super) const CACHE_TILE: ScalarSpec =
     ScalarSpec { choices: &["auto", "short", "tall", "few"], ..QUERY_TILE };
 
 /// Of few queries, and the merge of splits.
-const DECODE: &[&CodeObjects] = &[&kernels::DECODE_BF16, &kernels::DECODE_F16, &kernels::MERGE];
+const DECODE: &[&CodeObjects] = &[
+    &kernels::DECODE_BF16,
+    &kernels::DECODE_BF16_FP8,
+    &kernels::DECODE_BF16_I8,
+    &kernels::DECODE_F16,
+    &kernels::DECODE_F16_FP8,
+    &kernels::DECODE_F16_I8,
+    &kernels::MERGE,
+];
 
 /// The sources of the kernels that decode.
 pub(super) const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);

@@ -16,11 +16,12 @@ use crate::exec::{Ctl, Env, indexed, smem};
 use crate::fault::{Access, Problem, Space};
 use crate::fault::{Finding, Place};
 use crate::isa::{Encoding, Inst, Operand};
-use crate::memory::{POISON, View};
+use crate::memory::View;
 use crate::program::Program;
 use crate::registers;
 use crate::registers::{RegSet, SGPR};
 use crate::wave::{CHUNK, Lanes, M0, Wave};
+use crate::words::POISON;
 
 /// What undefined dwords of a shadow wave hold, alternating: the complement of [`POISON`], which is a NaN; a huge float.
 const SHADOW_POISON: [u32; 2] = [!POISON, 0x7A55_7A55];
