@@ -38,10 +38,10 @@ const DECODE: &[&CodeObjects] = &[
 ];
 
 /// The sources of the kernels that decode.
-pub(super) const KERNELS: &[&CodeObjects] = &joined::<6>(GENERAL, DECODE);
+pub(super) const KERNELS: &[&CodeObjects] = &joined::<10>(GENERAL, DECODE);
 
 /// The same, and of those for prompts over pages.
-pub(super) const CACHED: &[&CodeObjects] = &joined::<10>(PAGED, DECODE);
+pub(super) const CACHED: &[&CodeObjects] = &joined::<14>(PAGED, DECODE);
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 const SCALE_SHAPES: &str = "[1], [N, Hkv] or [pages, Hkv, tokens]";
