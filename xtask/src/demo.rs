@@ -84,16 +84,16 @@ const FIRST: [(&str, &[Arch]); 21] = [
     ("hk-gdr/hip/split.hip", &Arch::AMD),
     ("hk-gdr/hip/conv_split.hip", &Arch::AMD),
     ("hk-gdr/hip/gating.hip", &Arch::AMD),
-    ("hk-gdr/hip/prepare.hip", &Arch::AMD),
+    ("hk-gdr/hip/prepare_bf16.hip", &Arch::AMD),
     ("hk-attention/hip/decode_bf16.hip", &[Arch::Gfx942]),
-    ("hk-gdr/hip/states.hip", &Arch::AMD),
+    ("hk-gdr/hip/states_bf16.hip", &Arch::AMD),
     ("hk-gdr/hip/outputs.hip", &Arch::AMD),
     ("hk-activation/hip/softmax.hip", &[Arch::Gfx942]),
     ("hk-gdr/hip/recurrent.hip", &Arch::AMD),
 ];
 
 /// What a demo without compiled kernels runs beside the layers.
-const PER_FAMILY: [&str; 2] = ["--per-family", "6"];
+const PER_FAMILY: [&str; 2] = ["--per-family", "5"];
 
 /// Sets up, then has `hk demo` run the operators. Where the kernels are not compiled yet, `hk` is built without them, and
 /// they are compiled meanwhile, those that it asks for first.

@@ -6,7 +6,7 @@
 //   beta      [batch, T, v_heads]      f32                    contiguous
 //   a         [batch, T, v_heads, C]   f32                    contiguous
 // Packed: one batch, sequence b from starts[b] to starts[b + 1]. A chunk begins with the first token of a sequence.
-// One wave for a chunk of a value head: first the sums, a lane a channel, then tiles of 16 x 16 products as in prepare.hip; no exponent
+// One wave for a chunk of a value head: first the sums, a lane a channel, then tiles of 16 x 16 products as in prepare.h; no exponent
 // is positive. A lane has four neighbouring j of an i: 16-byte stores.
 // Floor: bytes of k, gk, sums, A; C^2 K operations a chunk and value head, and as many exponentials / 4 on the diagonal tiles.
 #include <hk/arch.h>

@@ -5,7 +5,7 @@
 //   g     [batch, T, v_heads]      f32, optional          sums of logarithms of decays in the chunk
 //   h     [chunks, v_heads, K, V] or [.., V, K]  T        the states that enter the chunks
 // With sums of gates of channels, gk [batch, T, v_heads, K] f32, instead of g: exp(G_id) and exp(G_id - G_jd) of each channel d of a
-// product, so that no exponent is positive; see prepare.hip.
+// product, so that no exponent is positive; see prepare.h.
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
 // One wave for 32 or 64 tokens of a chunk and a unit of columns of a value head (see tokens.h), all operands from memory: the decayed q k are
 // from accumulators the operand of D. Of 32 tokens H^T q and k q are made in one pass over K; of 64 in two, and H is read once. The bits

@@ -1,4 +1,4 @@
-//! The safe functions of `hip/prepare.hip`, `hip/states.hip` and `hip/outputs.hip`: the gated delta rule in chunks.
+//! The safe functions of `hip/prepare.h`, `hip/states.h` and `hip/outputs.hip`: the gated delta rule in chunks.
 
 use crate::kernels::gdr::{Heads, Prefill};
 use crate::recurrent::{check_scale, expect_plain, expect_state, heads, optional_address};
@@ -45,7 +45,7 @@ static STATES: [[KernelRef<Prefill>; 6]; 3] = hk_core::row_kernels!(
 const OUTPUT_TOKENS: usize = 32;
 /// A wave has whole chunks where a compute unit has that many of such waves: they read states once, but there are half as many.
 const WHOLE_CHUNK_WAVES: usize = 2;
-/// Columns v of a wave of `hip/states.hip`.
+/// Columns v of a wave of `hip/states.h`.
 const STATE_COLS: usize = 16;
 /// Alignment of the parts of a workspace.
 const PART: usize = 256;

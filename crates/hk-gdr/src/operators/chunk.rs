@@ -69,7 +69,7 @@ pub(crate) const RECOMPUTE_W_U: Operator = Operator {
         ArgSpec::output("u", ANY, FLOATS, 4, "as v").ranks(3, 4),
     ],
     scalars: &[BASE],
-    kernels: &[&kernels::PREPARE],
+    kernels: &[&kernels::PREPARE_BF16, &kernels::PREPARE_F16, &kernels::PREPARE_F32],
     cases: &[
         case!("Qwen3-Next, 256 tokens"; ; k Bf16 [1, 256, 16, 128] v Bf16 [1, 256, 32, 128] beta F32 [1, 256, 32]
         x Bf16 [1, 256, 32, 64] g F32 [1, 256, 32]),
@@ -124,7 +124,7 @@ pub(crate) const WY_REPRESENTATION: Operator = Operator {
         ArgSpec::output("kg", ANY, FLOATS, 4, "as w, beside gk").ranks(3, 4).optional(),
     ],
     scalars: &[CHUNK],
-    kernels: &[&kernels::PREPARE],
+    kernels: &[&kernels::PREPARE_BF16, &kernels::PREPARE_F16, &kernels::PREPARE_F32],
     cases: &[
         case!("Qwen3-Next, 256 tokens"; ; k Bf16 [1, 256, 16, 128] v Bf16 [1, 256, 32, 128] g F32 [1, 256, 32]
         beta F32 [1, 256, 32]),
@@ -200,7 +200,7 @@ pub(crate) const CHUNK_DELTA_H: Operator = Operator {
         LAST,
     ],
     scalars: &[CHUNK, BASE, LAYOUT, H_LAYOUT],
-    kernels: &[&kernels::STATES],
+    kernels: &[&kernels::STATES_BF16, &kernels::STATES_F16, &kernels::STATES_F32],
     cases: &[
         case!("Qwen3-Next, 256 tokens"; h_layout = VK; k Bf16 [1, 256, 16, 128] w Bf16 [1, 256, 32, 128] u Bf16 [1, 256, 32, 128]
         g F32 [1, 256, 32] h Bf16 [1, 4, 32, 128, 128] v_new Bf16 [1, 256, 32, 128] final_state F32 [1, 32, 128, 128]),
@@ -356,7 +356,15 @@ pub(crate) const CHUNK_GATED_DELTA_RULE: Operator = Operator {
         LAST,
     ],
     scalars: &[SCALE, L2NORM, LAYOUT, CHUNK],
-    kernels: &[&kernels::PREPARE, &kernels::STATES, &kernels::OUTPUTS],
+    kernels: &[
+        &kernels::PREPARE_BF16,
+        &kernels::PREPARE_F16,
+        &kernels::PREPARE_F32,
+        &kernels::STATES_BF16,
+        &kernels::STATES_F16,
+        &kernels::STATES_F32,
+        &kernels::OUTPUTS,
+    ],
     cases: &[
         case!("Qwen3-Next, 256 tokens"; qk_l2norm = ON; q Bf16 [1, 256, 16, 128] k Bf16 [1, 256, 16, 128] v Bf16 [1, 256, 32, 128]
             g F32 [1, 256, 32] beta F32 [1, 256, 32] final_state F32 [1, 32, 128, 128]),

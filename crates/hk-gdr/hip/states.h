@@ -1,0 +1,248 @@
+// states.h: chunk_delta_h: states over the chunks of each sequence
+//   D_t = u_t - H^T w_t,  H' = exp(G_last) H + sum_t exp(G_last - G_t) k_t D_t^T     t of the chunk; exp2 if G is of base 2
+//   k           [batch, T, k_heads, K]  T = bf16 | f16 | f32   any strides of tokens and heads
+//   w, u, d     [batch, T, v_heads, K], [.., V]  T             d may be absent
+//   g           [batch, T, v_heads]     f32, optional          sums of logarithms of decays in the chunk
+//   h           [chunks, v_heads, K, V] or [.., V, K]  T       the states that enter the chunks; may be absent
+//   from, to    [sequences or slots, v_heads, K, V] or V, K    f32 | bf16
+// Packed: one batch, sequence b from starts[b] to starts[b + 1].
+// With sums of gates of channels, gk [batch, T, v_heads, K], k is given with its decays, and rows of H decay by exp(gk_last).
+// One wave for 16 columns v of a value head of a sequence. It has them of all K rows in accumulators, and needs no other wave: rows of w
+// and columns of k go from memory to operands, H and D from accumulators. LDS holds the gates of a chunk.
+// Rounds H to T where it is an operand and a snapshot, the decayed D where it is an operand, and D where it is stored; H itself is f32.
+// Floor: latency; 4 K V operations a token and value head.
+#pragma once
+
+#include <hk/arch.h>
+#include <hk/entry.h>
+
+#include "tokens.h"
+
+namespace gdr::states {
+using Params = Prefill;
+
+/// The lane's part of 16 columns v of a state: kUnits units of k, V tiles each.
+template <class T, int kUnits>
+struct Columns {
+    static constexpr int V = hk::kVecLen<T>;
+    MmaAcc h[kUnits * V];
+
+    /// Row k of element `r` of tile `j` of unit `u`; see tokens.h.
+    HK_FN static u32 k(u32 lane, int u, int j, int r) {
+        return 16 * V * u + 4 * V * hk::group_of_lane(lane) + V * r + j;
+    }
+
+    /// Sets elements to `f(k, m)`.
+    template <class F>
+    HK_FN void set(F f) {
+        const u32 lane = opaque_lane();
+#pragma unroll
+        for (int i = 0; i < kUnits * V; ++i) {
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                h[i][e] = f(k(lane, i / V, i % V, e % 4), hk::row_of_lane(lane, e / 4));
+            }
+        }
+    }
+
+    /// Calls `f(element, k, m)`.
+    template <class F>
+    HK_FN void each(F f) const {
+        const u32 lane = opaque_lane();
+#pragma unroll
+        for (int i = 0; i < kUnits * V; ++i) {
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                f(h[i][e], k(lane, i / V, i % V, e % 4), hk::row_of_lane(lane, e / 4));
+            }
+        }
+    }
+
+    /// As an operand over k: fragment r of unit u has k(u, 0 .., r).
+    HK_FN Frag frag(int u, int r) const {
+        return hk::joined(hk::per_row([&](u32 i) {
+            Vec<float, V> v;
+#pragma unroll
+            for (int j = 0; j < V; ++j) v[j] = h[u * V + j][i * 4 + r];
+            return __builtin_bit_cast(Vec<u32, 4>, hk::narrow<T, V>(v));
+        }));
+    }
+};
+
+struct Lds {
+    float gates[kMostTokens];  // of a token's k D^T
+};
+
+/// The states of a slot.
+template <class S>
+HK_FN Window state(const Prefill &p, u64 states, i64 slot_stride, i64 slot, u32 head) {
+    const u32 size = p.k_dim * p.v_dim;
+    return Window(reinterpret_cast<GlobalPtr<S>>(states) + slot * slot_stride + i64(head) * size,
+                  size * u32(sizeof(S)));
+}
+
+template <class T, Access kAccess, int kUnits, bool kChannels = false>
+HK_FN void states(const Prefill &p) {
+    using R = Rows<T, kAccess>;
+    using C = Columns<T, kUnits>;
+    constexpr int V = R::V, kFrags = kMostTokens / (4 * V);
+    __shared__ Lds lds;
+    const u32 slices = (p.v_dim + 15) / 16;
+    const u32 slice = hk::block_x() % slices, rest = hk::block_x() / slices;
+    const u32 head = rest % p.v_heads, n = rest / p.v_heads;
+    if (n >= p.sequences) return;
+    const Sequence sequence(p, n);
+    const u32 k_head = head / p.group;
+
+    const i32 slot = p.slots ? hk::load_uniform<i32>(p.slots + 4 * u64(n)) : i32(n);
+    const bool poison = !sequence.in_range || (p.slots && slot >= i32(p.n_slots));
+    C c;
+    const auto place = [&](u32 k, u32 m, u32 size) {
+        const u32 v = 16 * slice + m, past = (p.k_dim - 1 - k) | (p.v_dim - 1 - v);
+        return (k * p.k_stride + v * p.v_stride) * size | (past & Window::kOutOfBounds);
+    };
+    if (p.from && !poison && slot >= 0) {
+        if (p.bf16_states) {
+            const Window from = state<hk::bf16>(p, p.from, p.from_slot, slot, head);
+            c.set([&](u32 k, u32 m) { return float(from.load<hk::bf16>(place(k, m, 2))); });
+        } else {
+            const Window from = state<float>(p, p.from, p.from_slot, slot, head);
+            c.set([&](u32 k, u32 m) { return from.load<float>(place(k, m, 4)); });
+        }
+    } else {
+        c.set([&](u32, u32) { return poison ? __builtin_nanf("") : 0.0f; });
+    }
+
+    for (u32 at = 0; at < sequence.tokens; at += p.chunk) {
+        const u32 lane = opaque_lane();
+        const u32 group = hk::group_of_lane(lane);
+        const u32 rows = sequence.tokens - at < p.chunk ? sequence.tokens - at : p.chunk;
+        const u32 token = sequence.first + at;
+        const R k(p.k, sequence.batch, token, k_head, rows, p.k_dim);
+        const R w(p.w, sequence.batch, token, head, rows, p.k_dim);
+        const R us(p.u, sequence.batch, token, head, rows, p.v_dim);
+
+        const float unit = p.base_2 ? 1.0f : kLog2E;
+        const u64 row = u64(sequence.batch) * p.tokens + token;
+        const auto gate = [&](u32 t) {
+            return p.g ? reinterpret_cast<GlobalPtr<const float>>(p.g)[(row + t) * p.v_heads + head] : 0.0f;
+        };
+        const float last = gate(rows - 1);
+        hk::wave_barrier();
+#pragma unroll
+        for (u32 t = lane; t < kMostTokens; t += hk::kWaveSize) {
+            const u32 there = t < rows ? t : rows - 1;
+            float of = decay(last - gate(there), unit);
+            if (p.norms) of *= reinterpret_cast<GlobalPtr<const float>>(p.norms)[(row + there) * p.k_heads + k_head];
+            lds.gates[t] = of;
+        }
+        hk::wave_barrier();
+
+        Frag of_h[kUnits * 4];
+#pragma unroll
+        for (int i = 0; i < kUnits * 4; ++i) of_h[i] = c.frag(i / 4, i % 4);
+        if (p.h) {
+            const u64 number = sequence.chunk + at / p.chunk;
+            const auto h = reinterpret_cast<GlobalPtr<T>>(p.h) + (number * p.v_heads + head) * (p.k_dim * p.v_dim);
+            if (p.h_vk) {
+                const R to(h, p.v_dim, p.k_dim, p.k_dim);
+                const u32 lane = opaque_lane();
+#pragma unroll
+                for (int i = 0; i < kUnits * 4; ++i) {
+                    const auto part = __builtin_bit_cast(hk::PerRow<Vec<u32, 4>>, of_h[i]);
+#pragma unroll
+                    for (int r = 0; r < hk::kRowsPerLane; ++r)
+                        to.put(part.row[r], 16 * slice + hk::row_of_lane(lane, r), C::k(lane, i / 4, 0, i % 4));
+                }
+            } else {
+                const R to(h, p.k_dim, p.v_dim, p.v_dim);
+                c.each([&](float h, u32 k, u32 m) { to.window.store(T(h), to.at(k, 16 * slice + m)); });
+            }
+        }
+
+        MmaAcc d[kTiles];
+        const auto of_u = us.elements(16 * slice);
+        typename R::Lanes of_w[kUnits * 4];
+#pragma unroll
+        for (int f = 0; f < kUnits * 4; ++f) of_w[f] = w.lanes(16 * V * (f / 4) + 4 * V * group + V * (f % 4));
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            d[i] = MmaAcc(0.0f);
+            if (16 * u32(i) >= rows) continue;
+#pragma unroll
+            for (int f = 0; f < kUnits * 4; ++f) {
+                const Frag row = w.frag(of_w[f], 16 * i);
+                d[i] = hk::FragMma<T>::mma(&row, &of_h[f], d[i]);
+            }
+#pragma unroll
+            for (int e = 0; e < hk::kRowsPerLane * 4; ++e) {
+                d[i][e] = float(us.window.template load<T>(us.element(of_u, 16 * i, e))) - d[i][e];
+            }
+            if (p.d.data) {
+                const R to(p.d, sequence.batch, token, head, rows, p.v_dim);
+                const auto of_d = to.elements(16 * slice);
+#pragma unroll
+                for (int e = 0; e < hk::kRowsPerLane * 4; ++e) to.window.store(T(d[i][e]), to.element(of_d, 16 * i, e));
+            }
+            d[i] *= hk::broadcast_n(*reinterpret_cast<const Four *>(&lds.gates[16 * i + 4 * group]));
+        }
+
+        if constexpr (kChannels) {
+            // Of each row k.
+            const Channels<T, kAccess> channels(p, row + rows - 1, head, 1);
+#pragma unroll
+            for (int i = 0; i < kUnits * 4; ++i) {
+                const auto of_last = channels.decays(channels.load(0, C::k(lane, i / 4, 0, i % 4)));
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+#pragma unroll
+                    for (int r = 0; r < hk::kRowsPerLane; ++r) c.h[i / 4 * V + j][4 * r + i % 4] *= of_last[j];
+                }
+            }
+        } else {
+            const float of_last = decay(last, unit);
+#pragma unroll
+            for (int i = 0; i < kUnits * V; ++i) c.h[i] *= of_last;
+        }
+#pragma unroll
+        for (int f = 0; f < kFrags; ++f) {
+            if (4 * V * u32(f) >= rows) continue;
+            const Frag of_d = frag_of_sums<T>(f, [&](int tile, int e) { return d[tile][e]; });
+#pragma unroll
+            for (int u = 0; u < kUnits; ++u) {
+                const auto of_k = k.template columns<true>(4 * V * f, 16 * V * u);
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+                    const Frag column = of_k.frag(j);
+                    c.h[u * V + j] = hk::FragMma<T>::mma(&column, &of_d, c.h[u * V + j]);
+                }
+            }
+        }
+    }
+
+    if (!p.to || poison || slot < 0 || (p.slots && sequence.tokens == 0)) return;
+    if (p.bf16_states) {
+        const Window to = state<hk::bf16>(p, p.to, p.to_slot, slot, head);
+        c.each([&](float h, u32 k, u32 m) { to.store(hk::bf16(h), place(k, m, 2)); });
+    } else {
+        const Window to = state<float>(p, p.to, p.to_slot, slot, head);
+        c.each([&](float h, u32 k, u32 m) { to.store(h, place(k, m, 4)); });
+    }
+}
+}  // namespace gdr::states
+
+// As many waves to a SIMD as have 128, or 256 registers.
+#define STATES_ENTRIES(T, units)                                                             \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_128, hk::kWaveSize, 4, 16,                          \
+                            gdr::states::states<hk::T, hk::Access::Vectorized, units>)       \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_256, hk::kWaveSize, 2, 8,                           \
+                            gdr::states::states<hk::T, hk::Access::Vectorized, 2 * (units)>) \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_scalar_256, hk::kWaveSize, 2, 8,                    \
+                            gdr::states::states<hk::T, hk::Access::Scalar, 2 * (units)>)
+#define CHANNELS_ENTRIES(T, units)                                                                 \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_128_channels, hk::kWaveSize, 4, 16,                       \
+                            gdr::states::states<hk::T, hk::Access::Vectorized, units, true>)       \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_256_channels, hk::kWaveSize, 2, 8,                        \
+                            gdr::states::states<hk::T, hk::Access::Vectorized, 2 * (units), true>) \
+    HK_ENTRY_WAVES_PER_SIMD(states_##T##_scalar_256_channels, hk::kWaveSize, 2, 8,                 \
+                            gdr::states::states<hk::T, hk::Access::Scalar, 2 * (units), true>)
