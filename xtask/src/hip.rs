@@ -34,7 +34,19 @@ pub(crate) struct TestArgs {
 
 /// The libraries, each with the names by which linkers and programs of ROCm 5, 6 and 7 look for it.
 const LIBRARIES: [(&str, &[&str]); 2] = [
-    ("libhk_emu_hip.so", &["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"]),
+    (
+        "libhk_emu_hip.so",
+        &[
+            "libamdhip64.so",
+            "libamdhip64.so.5",
+            "libamdhip64.so.6",
+            "libamdhip64.so.7",
+            "libhiprtc.so",
+            "libhiprtc.so.5",
+            "libhiprtc.so.6",
+            "libhiprtc.so.7",
+        ],
+    ),
     ("libhk_emu_rccl.so", &["librccl.so", "librccl.so.1"]),
 ];
 

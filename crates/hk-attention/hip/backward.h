@@ -12,6 +12,8 @@
 // registers. Sums are f32 in memory, by tile of queries, and are added to by atomics, tile by tile: in any order, or, if `ordered`, one block
 // of keys after the other. A block waits for the one before it, which has a lower ticket; tickets are drawn when blocks start, so that the
 // block with the lowest one never waits.
+// With kDq and 256 columns of 16 bits, two waves share 32 keys: one has k, p and dk, the other v, ds and dv. p and ds cross LDS, p rounded: ds is
+// made of the rounded p.
 // Of hstu_attn, with x = scale (q[i] . k[j]) and f = 1 / (1 + exp(-x)), p = x f and ds = (dout[i] . v[j]) f (1 + x (1 - f)); results are divided
 // by the longest length.
 // Source: Dao et al. 2022, "FlashAttention", algorithm 4.
@@ -58,6 +60,9 @@ inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
 template <class T, int kDqk, int kDv>
 inline constexpr int kDimOf =
     hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= 1024 && kDv * sizeof(T) < 512 ? 32 : 16;
+/// Two waves share the keys: one has the keys themselves, the other their values.
+template <class T, int kDqk, int kDv, bool kDq>
+inline constexpr bool kPairsOf = kDq && sizeof(T) == 2 && hk::kRowsPerLane == 1 && kDqk == 256 && kDv == 256;
 /// Moving rows of a tile. Same values as in src/backward/fused.rs.
 template <class T, int kDqk, int kDv>
 inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64
@@ -88,7 +93,7 @@ struct QueryTable {
     }
 };
 
-/// ds of a tile, [key][row of the tile].
+/// ds of a tile, [key][row of the tile]; of pairs, p follows in the other half of the row.
 template <int kKeys, bool kDq>
 struct DsTile {};
 template <int kKeys>
@@ -102,8 +107,10 @@ struct Lds : DsTile<kWaves * kDimOf<T, kDqk, kDv>, kDq> {
     static constexpr int kTile = kTileOf<T, kDqk, kDv>;
     using Part = hk::SharedTile<kTile, 128>;
 
-    Part first[kDqk * int(sizeof(T)) / 128], second[kDv * int(sizeof(T)) / 128];
-    u64 rows[2][2][kTile];  // addresses of the two operands' rows; 0: no such row
+    // dk of pairs is a tile behind.
+    static constexpr int kStages = kPairsOf<T, kDqk, kDv, kDq> ? 2 : 1;
+    Part first[kStages][kDqk * int(sizeof(T)) / 128], second[kDv * int(sizeof(T)) / 128];
+    u64 rows[2][2][kTile];  // addresses of the two operands' rows
     QueryTable<kTile> queries[2];
     alignas(16) float zeros[kTile];
 };
@@ -127,7 +134,8 @@ HK_FN void atomics_performed() {
 /// Gradients of a block's keys, of its queries, or of its keys and, with kDq, the share of its keys in those of queries.
 template <class T, int kDqk, int kDv, bool kOfKeys, bool kHstu, bool kDq = false>
 class Pass {
-    static constexpr int kDim = kDimOf<T, kDqk, kDv>;
+    static constexpr bool kPairs = kPairsOf<T, kDqk, kDv, kDq>;
+    static constexpr int kDim = kPairs ? 32 : kDimOf<T, kDqk, kDv>, kSharers = kPairs ? 2 : 1;
     using Places = hk::AccLayout<kDim>;
     using Mma = hk::FragMma<T, T, kDim>;
     using L = Lds<T, kDqk, kDv, kDq>;
@@ -142,8 +150,9 @@ class Pass {
     using Scores = hk::WaveTile<Mma, kStep, kDim>;
     using Operand = typename Scores::template AsOperand<T>;
     static constexpr int kFragRows = kVec * hk::kLaneGroups<kDim>;  // moving rows of a fragment
-    // Of dq: tiles of kDqDim rows and columns, of 16 where waves have as many columns only so. Waves have a share of the columns, and of the rows where columns are few.
-    static constexpr int kDqDim = kDqk / kDim % kWaves == kWaves / 2 && kDqk > 64 ? 16 : kDim;
+    // Of dq: tiles of kDqDim rows and columns, of 16 where waves have as many columns only so, or where columns of ds are read in pairs. Waves have a share of the columns, and of the rows where columns are few.
+    static constexpr int kDqDim =
+        (kPairs && !hk::kHasReadTr) || (kDqk / kDim % kWaves == kWaves / 2 && kDqk > 64) ? 16 : kDim;
     static constexpr int kDqRows = kTile / kDqDim, kDqCols = kDqk / kDqDim;
     static constexpr int kRowShares = kDqCols < kWaves && kDqRows > 1 ? 2 : 1, kColShares = kWaves / kRowShares;
     static constexpr int kOwnRows = kDqRows / kRowShares, kOwnCols = (kDqCols + kColShares - 1) / kColShares;
@@ -175,7 +184,7 @@ class Pass {
     HstuMask mask_;
 
   public:
-    static constexpr int kRows = kWaves * kDim;
+    static constexpr int kRows = kWaves / kSharers * kDim;
 
   private:
     hk::Frag k_columns_[kDq ? kOwnCols : 1]
@@ -204,23 +213,38 @@ class Pass {
                 if (!there) query.last = -1, query.first = 0;
             }
         }
-        a_ = stationary<kDqk>(rows, 0);
-        b_ = stationary<kDv>(rows, 1);
         u32 from, to;
         find_moving(from, to);
-        if constexpr (kDq) load_columns();
-        if (!work_.poison) walk(from, to);
-        store();
+        if constexpr (!kPairs) {
+            a_ = stationary<kDqk>(rows, 0);
+            b_ = stationary<kDv>(rows, 1);
+            if constexpr (kDq) load_columns<true>();
+            if (!work_.poison) walk(from, to);
+            store();
+        } else if (hk::wave_id() % 2 == 0) {
+            run_of_pair<false>(rows, from, to);
+        } else {
+            run_of_pair<true>(rows, from, to);
+        }
     }
 
   private:
+    /// The wave of a pair that has keys and scores, or values and the gradients of probabilities.
+    template <bool kValues>
+    HK_FN void run_of_pair(const u64 (&rows)[kLaneRows][2], u32 from, u32 to) {
+        a_ = stationary<kDqk>(rows, kValues);
+        load_columns<!kValues>();
+        if (!work_.poison) walk_pairs<kValues>(from, to);
+        store_of_pair<kValues>();
+    }
+
     /// What scores of a tile take to become gradients.
     enum class Form { kProducts, kMasked, kGeneral };
+    using Visible = u32[kLaneRows];
 
+    HK_FN u32 first_own() const { return work_.first + hk::wave_id() / kSharers * kDim; }
     /// The lane's row r.
-    HK_FN u32 own_row(int r) const {
-        return work_.first + hk::wave_id() * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r);
-    }
+    HK_FN u32 own_row(int r) const { return first_own() + hk::row_of_lane<kDim>(hk::lane_id(), r); }
     HK_FN const Params &params() const { return hk::reload_params(p_); }
     HK_FN i32 behind() const { return i32(work_.keys()) - i32(work_.q_len); }
 
@@ -322,17 +346,18 @@ class Pass {
         from = hk::uniform(u32(begin)), to = hk::uniform(u32(end));
     }
 
-    /// Threads find a row of a tile each.
+    /// Threads find a row of a tile each. Those past the last one are the last one, which nobody sees there.
     HK_FN void fill(u32 from, u32 to, u32 at) {
         const u32 i = hk::thread_x(), row = from + i;
         if (i >= kTile) return;
-        u64 rows[2] = {0, 0};
+        u64 rows[2];
+        const u32 there = row < to ? row : to - 1;
         if constexpr (kOfKeys) {
-            const Query query = find_place(row < to ? row : to - 1);
-            if (row < to) query_rows(query, rows);
+            const Query query = find_place(there);
+            query_rows(query, rows);
             lds_.queries[at].put_place(i, query);
-        } else if (row < to) {
-            key_rows(row, rows);
+        } else {
+            key_rows(there, rows);
         }
         lds_.rows[at][0][i] = rows[0], lds_.rows[at][1][i] = rows[1];
     }
@@ -357,7 +382,7 @@ class Pass {
         return tile;
     }
     HK_FN void store_tile(const Prefetched &tile, u32 at) {
-        store_rows<kDqk>(lds_.first, tile.a, at, 0);
+        store_rows<kDqk>(lds_.first[at % L::kStages], tile.a, at, 0);
         store_rows<kDv>(lds_.second, tile.b, at, 1);
         if (kOfKeys && !kHstu && hk::thread_x() < kTile)
             lds_.queries[at].put_numbers(hk::thread_x(), tile, 1.0f / (params().all.scores.scale * kLog2E));
@@ -376,14 +401,12 @@ class Pass {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
             const u32 row = i * kRowsOfPass + hk::thread_x() / 8;
-            const u64 address = row < kTile ? lds_.rows[at][operand][row] : 0;
+            if (kTile % kRowsOfPass != 0 && row >= kTile) continue;
+            const u64 address = lds_.rows[at][operand][row];
             const auto from = reinterpret_cast<GlobalPtr<const u8>>(address + hk::thread_x() % 8 * 16);
 #pragma unroll
-            for (int part = 0; part < Columns<kD>::kParts; ++part) {
-                chunks.part[i][part] = T(0);
-                if (address != 0)
-                    chunks.part[i][part] = *reinterpret_cast<GlobalPtr<const Vec<T, kVec>>>(from + part * 128);
-            }
+            for (int part = 0; part < Columns<kD>::kParts; ++part)
+                chunks.part[i][part] = *reinterpret_cast<GlobalPtr<const Vec<T, kVec>>>(from + part * 128);
         }
         return chunks;
     }
@@ -421,20 +444,16 @@ class Pass {
         Turns turns(*this);
 #pragma unroll 1
         for (u32 t = 0; t < tiles; ++t) {
-            const bool more = t + 1 < tiles;
             // All waves have left the tile before the last one, and its table.
-            if (more) fill(from + (t + 1) * kTile, to, (t + 1) % 2);
+            fill(from + (t + 1) * kTile, to, (t + 1) % 2);
             store_tile(next, t % 2);
             hk::block_barrier();
-            Prefetched loaded;
-            if (more) loaded = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
-            next = loaded;  // not the old one if there is no more: that would stay live
+            next = load_tile(from + (t + 1) * kTile, to, (t + 1) % 2);
             const Form form = form_of(from + t * kTile, kTile, work_.first, kRows, to);
 #pragma unroll kUnrolledSteps
             for (u32 i = 0; i < kTile; i += kStep) {
-                const u32 own = work_.first + hk::wave_id() * kDim;
                 const Form of_wave =
-                    kDq && form == Form::kMasked ? form_of(from + t * kTile + i, kStep, own, kDim, to) : form;
+                    kDq && form == Form::kMasked ? form_of(from + t * kTile + i, kStep, first_own(), kDim, to) : form;
                 step(of_wave, from + t * kTile, to, i, t % 2);
             }
             if (kDq && t > 0) turns.performed();
@@ -449,6 +468,108 @@ class Pass {
             hk::block_barrier();
             turns.pass(from / kTile + tiles - 1);
         }
+    }
+
+    /// The same of pairs, in three phases a tile, in each of which both waves have as many MFMAs:
+    ///   k: scores, p      dk of the tile before    dq
+    ///   v: dout . v       ds, dv                   dq
+    template <bool kValues>
+    HK_FN void walk_pairs(u32 from, u32 to) {
+        if (from >= to) return;
+        const u32 tiles = (to - from + kTile - 1) / kTile;
+        if (hk::thread_x() < kTile) lds_.zeros[hk::thread_x()] = 0.0f;
+        fill(from, to, 0);
+        hk::block_barrier();
+        Prefetched next = load_tile(from, to, 0);
+        Turns turns(*this);
+        Operand before{};  // ds of the wave's keys in the tile before
+#pragma unroll 1
+        for (u32 t = 0; t < tiles; ++t) {
+            const u32 first = from + t * kTile, at = t % 2;
+            fill(first + kTile, to, 1 - at);
+            store_tile(next, at);
+            if (t > 0) {
+                if constexpr (!kValues) before = get_ds(0);
+                add_queries(from / kTile + t - 1, turns);
+            }
+            hk::block_barrier();
+            next = load_tile(first + kTile, to, 1 - at);
+            const Form form = form_of(first, kTile, first_own(), kDim, to);
+            const bool plain = form != Form::kGeneral, masked = form != Form::kProducts;
+            Visible visible;
+            if (masked) visible[0] = visible_rows(first, to, 0);
+            const u32 kept = params().all.scores.dropout ? kept_scores(first, 0, at) : ~0u;
+            Scores scores;
+            const auto &of = lds_.queries[at];
+            begin(scores, !plain ? lds_.zeros : kValues ? of.from_delta : of.from_lse, 0);
+            multiply<kDqk>(scores, kValues ? lds_.second : lds_.first[at], a_, 0);
+            if constexpr (!kValues) {
+                if (plain)
+                    put_probs(scores, masked, visible);
+                else
+                    put_probs_general(scores, kept, visible, first, at);
+            }
+            hk::block_barrier();
+            if constexpr (kValues) {
+                const Operand probs = get_ds(kTile);
+                put_ds(ds_of(scores, plain ? probs : get_ds(0), form, kept, visible, at), 0);
+                add<kDv>(da_, lds_.second, probs, 0);
+            } else {
+                // Of the first tile nothing: a branch would cost moves of accumulators.
+                add<kDqk>(da_, lds_.first[t > 0 ? 1 - at : at], before, 0);
+            }
+            if (t > 0) turns.performed();
+            hk::block_barrier();
+            if (t > 0) turns.pass(from / kTile + t - 1);
+        }
+        add_queries(from / kTile + tiles - 1, turns);
+        if constexpr (!kValues) add<kDqk>(da_, lds_.first[(tiles - 1) % 2], get_ds(0), 0);
+        turns.performed();
+        hk::block_barrier();
+        turns.pass(from / kTile + tiles - 1);
+    }
+    HK_FN void put_probs(Scores &s, bool masked, const Visible &visible) {
+        const float scale = params().all.scores.scale * kLog2E;
+#pragma unroll
+        for (int e = 0; e < kScores; e += 2) {
+            Vec<float, 2> x = {score(s, e), score(s, e + 1)};
+            x *= scale;
+            score(s, e) = hk::exp2_fast(x[0]), score(s, e + 1) = hk::exp2_fast(x[1]);
+        }
+        if (masked) mask(s, visible);
+        put_ds(rounded(s), kTile);
+    }
+    /// With softcap, p (1 - tanh^2) is where ds will be.
+    HK_FN void put_probs_general(Scores &s, u32 kept, const Visible &visible, u32 first, u32 at) {
+        Scores slope;
+        each_score([&](int e) { score(slope, e) = 1.0f; });
+        probabilities(s, slope, first, 0, at);
+        each_score([&](int e) { score(slope, e) *= score(s, e); });
+        const auto &of = params().all.scores;
+        if (of.dropout) each_score([&](int e) { score(s, e) *= kept >> e & 1 ? of.kept : 0.0f; });
+        mask(s, visible), mask(slope, visible);
+        put_ds(rounded(s), kTile), put_ds(rounded(slope), 0);
+    }
+    /// ds from the gradients of probabilities, less delta where form is not kGeneral.
+    HK_FN Operand ds_of(Scores &d, const Operand &probs, Form form, u32 kept, const Visible &visible, u32 at) const {
+        if (form == Form::kGeneral) {
+            const auto &of = params().all.scores;
+            if (of.dropout) each_score([&](int e) { score(d, e) *= kept >> e & 1 ? of.kept : 0.0f; });
+            each_score([&](int e) { score(d, e) -= query_delta(e, 0, at); });
+        }
+#pragma unroll
+        for (int e = 0; e < kScores; e += 2) {
+            Vec<float, 2> y = {score(d, e), score(d, e + 1)};
+            const u32 pair = probs.frag[e / kVec][e % kVec / 2];
+            if constexpr (__is_same(T, hk::bf16))
+                y *=
+                    Vec<float, 2>{__builtin_bit_cast(float, pair << 16), __builtin_bit_cast(float, pair & 0xffff0000u)};
+            else
+                y *= __builtin_convertvector(__builtin_bit_cast(Vec<T, 2>, pair), Vec<float, 2>);
+            score(d, e) = y[0], score(d, e + 1) = y[1];
+        }
+        if (form != Form::kProducts) mask(d, visible);
+        return rounded(d);
     }
 
     /// The turns of blocks of keys at the tiles of dq_sums.
@@ -474,9 +595,9 @@ class Pass {
                 }
             }
         }
-        HK_FN GlobalPtr<float> sums(u32 tile) const {
+        HK_FN u64 sums(u32 tile) const {
             const Params &p = of_.params();
-            return reinterpret_cast<GlobalPtr<float>>(p.dq_sums) + (first_ + tile) * kTile * dq_row_floats(p);
+            return p.dq_sums + (first_ + tile) * (kTile * sizeof(float)) * dq_row_floats(p);
         }
         /// Waits for the block before. Atomics are performed in the order in which they are issued to a tile: no fence.
         HK_FN void wait(u32 tile) const {
@@ -497,6 +618,7 @@ class Pass {
     HK_FN static u32 first_col() { return hk::wave_id() / kRowShares * kOwnCols * kDqDim; }
 
     /// Columns of the block's keys, in the order of ds_frags: the waves' fragments cross LDS, as rows of the first operand, a tile at a time.
+    template <bool kHasKeys>
     HK_FN void load_columns() {
         const u32 lane = hk::lane_id();
 #pragma unroll
@@ -504,7 +626,7 @@ class Pass {
 #pragma unroll
             for (int r = 0; r < kLaneRows; ++r) {
                 const u32 row = own_row(r) - work_.first - first;
-                if (row >= kTile) continue;
+                if (row >= kTile || !kHasKeys) continue;
 #pragma unroll
                 for (int step = 0; step < a_.kSteps; ++step) {
                     constexpr int kStepsOfPart = 128 / kFragBytes;
@@ -512,7 +634,7 @@ class Pass {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) chunk[i] = a_.frag[step][r * 4 + i];
                     const u32 at = step % kStepsOfPart * hk::kLaneGroups<kDim> + hk::group_of_lane<kDim>(lane);
-                    auto &part = lds_.first[step / kStepsOfPart];
+                    auto &part = lds_.first[0][step / kStepsOfPart];
                     part.chunk[part.place(row, at)] = chunk;
                 }
             }
@@ -528,7 +650,7 @@ class Pass {
 #pragma unroll
                         for (u32 i = 0; i < kVec; ++i) {
                             const u32 key = f * kDqFragRows + DqPlaces::n(lane, i / 4 * 4 * kLaneRows + i % 4);
-                            v[i] = lds_.first[col / kPartCols].template get<T>(key, col % kPartCols * sizeof(T));
+                            v[i] = lds_.first[0][col / kPartCols].template get<T>(key, col % kPartCols * sizeof(T));
                         }
                         return __builtin_bit_cast(Vec<u32, 4>, v);
                     }));
@@ -616,20 +738,21 @@ class Pass {
         }
         turns.wait(tile);
         const u32 lane = hk::lane_id(), stride = dq_row_floats(params()), dqk = params().all.dqk;
+        const u64 of_tile = turns.sums(tile);
 #pragma unroll
         for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
             for (int r = 0; r < kLaneRows; ++r) {
                 const u32 first = first_col() + c * kDqDim, own = hk::row_of_lane<kDqDim>(lane, r);
                 if (first + own >= dqk) continue;
-                const u32 of_lane = (dq_row(DqPlaces::n(lane, 0)) * stride + own) * u32(sizeof(float));
+                u32 of_lane = (dq_row(DqPlaces::n(lane, 0)) * stride + first + own) * u32(sizeof(float));
 #pragma unroll
                 for (int e = 0; e < kOwnRows * DqPlaces::kElements; ++e) {
                     if (e / hk::kMmaRows % kLaneRows != r) continue;
                     const u32 n = row_share() * (kOwnRows * kDqDim) + e / DqPlaces::kElements * kDqDim +
                                   DqPlaces::n(0, e % DqPlaces::kElements);
-                    // A scalar address and the lane's offset.
-                    const auto from = reinterpret_cast<u64>(turns.sums(tile) + (dq_row(n) * stride + first));
+                    hk::opaque(of_lane);  // else sums of it and scalar addresses are kept, of 64 bits each
+                    const u64 from = of_tile + u64(dq_row(n) * stride) * sizeof(float);
                     hk::atomic_add(reinterpret_cast<GlobalPtr<float>>(from + of_lane),
                                    sums[c][e / DqPlaces::kElements][e % DqPlaces::kElements]);
                 }
@@ -738,7 +861,7 @@ class Pass {
             if (!kHstu && params().all.scores.dropout) kept = kept_scores(first + i, i, at);
             const bool plain = form != Form::kGeneral;
             if constexpr (kOfKeys) begin(s, plain ? lds_.queries[at].from_lse : lds_.zeros, i);
-            multiply<kDqk>(s, lds_.first, a_, i);
+            multiply<kDqk>(s, lds_.first[0], a_, i);
             if constexpr (kOfKeys) begin(d, plain ? lds_.queries[at].from_delta : lds_.zeros, i);
             multiply<kDv>(d, lds_.second, b_, i);
             if (plain)
@@ -748,10 +871,9 @@ class Pass {
         }
         if constexpr (kDq) put_ds(ds, i);
         if constexpr (kDqk + kDv > 256) hk::sched_barrier();  // fewer registers
-        add<kDqk>(da_, lds_.first, ds, i);
+        add<kDqk>(da_, lds_.first[0], ds, i);
         if constexpr (kOfKeys) add<kDv>(db_, lds_.second, probs, i);
     }
-    using Visible = u32[kLaneRows];
 
     /// Accumulators that begin with a number for each moving row.
     HK_FN void begin(Scores &sums, const float *numbers, u32 row) const {
@@ -815,6 +937,23 @@ class Pass {
         }
     }
 
+    /// What put_ds has put for the lane.
+    HK_FN Operand get_ds(u32 row) const {
+        static_assert(!kPairs || kVec == 2 * hk::kMmaRows, "two runs of rows a fragment");
+        Operand ds;
+        const u32 key = own_row(0) - work_.first;
+#pragma unroll
+        for (int f = 0; f < Operand::kFrags; ++f) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u32 n = row + Places::n(hk::lane_id(), f * kVec + half * hk::kMmaRows);
+                const auto four = lds_.ds.template get<Vec<u32, 2>>(key, n * u32(sizeof(T)) ^ swapped(key));
+                ds.frag[f][2 * half] = four[0], ds.frag[f][2 * half + 1] = four[1];
+            }
+        }
+        return ds;
+    }
+
     /// p and ds of scores that are products.
     HK_FN void gradients(Scores &s, Scores &d, bool masked, const Visible &visible, Operand &probs, Operand &ds) const {
         const float scale = params().all.scores.scale * kLog2E;
@@ -858,40 +997,46 @@ class Pass {
                 score(d, e) = sees ? score(d, e) * f * (1.0f + x * (1.0f - f)) : 0.0f;
             });
         } else {
-            const float softcap = of.softcap, inverse = softcap != 0.0f ? 1.0f / softcap : 0.0f;
-            each_score([&](int e) { score(s, e) *= of.scale; });
             if (of.dropout) {
                 each_score([&](int e) { score(d, e) *= kept >> e & 1 ? of.kept : 0.0f; });
             }
             each_score([&](int e) { score(d, e) -= query_delta(e, i, at); });
-            if (softcap != 0.0f) {
-                each_score([&](int e) {
-                    const float t = hk::tanh(score(s, e) * inverse);
-                    score(s, e) = softcap * t, score(d, e) *= 1.0f - t * t;
-                });
-            }
-            if (of.alibi) {
-                const i32 off = behind();
-#pragma unroll
-                for (int e = 0; e < kScores; ++e) {
-                    const u32 n = moving_row(e);
-                    const Query &own = query_[e / hk::kMmaRows % kLaneRows];
-                    const u32 index = kOfKeys ? lds_.queries[at].index[i + n] : own.index;
-                    const u32 key = kOfKeys ? key_[e / hk::kMmaRows % kLaneRows] : first + n;
-                    const float slope = kOfKeys ? lds_.queries[at].slope[i + n] : own.slope;
-                    score(s, e) -= slope * __builtin_fabsf(float(i32(index) + off - i32(key)));
-                }
-            }
-            each_score([&](int e) {
-                const float lse =
-                    kOfKeys ? lds_.queries[at].lse[i + moving_row(e)] : query_[e / hk::kMmaRows % kLaneRows].lse;
-                score(s, e) = hk::exp2_fast(__builtin_fmaf(score(s, e), kLog2E, -lse));
-                score(d, e) *= score(s, e);
-            });
+            probabilities(s, d, first, i, at);
+            each_score([&](int e) { score(d, e) *= score(s, e); });
             if (of.dropout) each_score([&](int e) { score(s, e) *= kept >> e & 1 ? of.kept : 0.0f; });
         }
         mask(s, d, visible);
         round(s, d, probs, ds);
+    }
+    /// Products to probabilities; `d` is multiplied by the slope of the softcap.
+    HK_FN void probabilities(Scores &s, Scores &d, u32 first, u32 i, u32 at) const {
+        const attention::Params &p = params().all;
+        const auto &of = p.scores;
+        const float softcap = of.softcap, inverse = softcap != 0.0f ? 1.0f / softcap : 0.0f;
+        each_score([&](int e) { score(s, e) *= of.scale; });
+        if (softcap != 0.0f) {
+            each_score([&](int e) {
+                const float t = hk::tanh(score(s, e) * inverse);
+                score(s, e) = softcap * t, score(d, e) *= 1.0f - t * t;
+            });
+        }
+        if (of.alibi) {
+            const i32 off = behind();
+#pragma unroll
+            for (int e = 0; e < kScores; ++e) {
+                const u32 n = moving_row(e);
+                const Query &own = query_[e / hk::kMmaRows % kLaneRows];
+                const u32 index = kOfKeys ? lds_.queries[at].index[i + n] : own.index;
+                const u32 key = kOfKeys ? key_[e / hk::kMmaRows % kLaneRows] : first + n;
+                const float slope = kOfKeys ? lds_.queries[at].slope[i + n] : own.slope;
+                score(s, e) -= slope * __builtin_fabsf(float(i32(index) + off - i32(key)));
+            }
+        }
+        each_score([&](int e) {
+            const float lse =
+                kOfKeys ? lds_.queries[at].lse[i + moving_row(e)] : query_[e / hk::kMmaRows % kLaneRows].lse;
+            score(s, e) = hk::exp2_fast(__builtin_fmaf(score(s, e), kLog2E, -lse));
+        });
     }
     HK_FN float query_delta(int e, u32 i, u32 at) const {
         return kOfKeys ? -lds_.queries[at].from_delta[i + moving_row(e)] : query_[e / hk::kMmaRows % kLaneRows].delta;
@@ -899,14 +1044,17 @@ class Pass {
     /// `f(e)` for the lane's scores.
     HK_FN static void each_score(auto f) {
 #pragma unroll
-        for (int e = 0; e < kScores; ++e) f(e);
+        for (int e = 0; e < kScores; ++e) {
+            if (kPairs && e % 4 == 0) hk::sched_barrier();  // fewer registers
+            f(e);
+        }
     }
-    HK_FN static void mask(Scores &s, Scores &d, const Visible &visible) {
+    HK_FN static void mask(Scores &s, Scores &d, const Visible &visible) { mask(s, visible), mask(d, visible); }
+    HK_FN static void mask(Scores &s, const Visible &visible) {
         each_score([&](int e) {
             const u32 bit = Places::n(0, e % Places::kElements) + e / Places::kElements * kDim;
             const i32 all = i32(visible[e / hk::kMmaRows % kLaneRows] << (31 - bit)) >> 31;
-            const auto masked = [&](float v) { return __builtin_bit_cast(float, __builtin_bit_cast(i32, v) & all); };
-            score(s, e) = masked(score(s, e)), score(d, e) = masked(score(d, e));
+            score(s, e) = __builtin_bit_cast(float, __builtin_bit_cast(i32, score(s, e)) & all);
         });
     }
     HK_FN static void round(const Scores &s, const Scores &d, Operand &probs, Operand &ds) {
@@ -967,6 +1115,22 @@ class Pass {
         return word;
     }
 
+    /// The row of dk or dv of the lane's key r.
+    HK_FN u64 key_row(const HeadRows &rows, int r) const {
+        const bool packed = params().all.sequences.k_starts != 0;
+        const i64 row = i64(work_.k_start) + key_[r];
+        return rows.data +
+               u64((packed ? 0 : i64(work_.sequence) * rows.batch) + row * rows.row + i64(work_.kv_head) * rows.head);
+    }
+    template <bool kValues>
+    HK_FN void store_of_pair() const {
+        const Params &p = params();
+        if (key_[0] == ~0u) return;
+        if constexpr (kValues)
+            store_row(da_.acc[0], 0, key_row(p.dv, 0), p.all.dv, 1.0f, p.keys_vectorized);
+        else
+            store_row(da_.acc[0], 0, key_row(p.dk, 0), p.all.dqk, p.all.scores.scale, p.keys_vectorized);
+    }
     HK_FN void store() const {
         const Params &p = params();
         const float values = kHstu ? p.all.hstu.inverse_longest : 1.0f, scale = p.all.scores.scale * values;
@@ -974,14 +1138,8 @@ class Pass {
         for (int r = 0; r < kLaneRows; ++r) {
             if constexpr (kOfKeys) {
                 if (key_[r] == ~0u) continue;
-                const bool packed = p.all.sequences.k_starts != 0;
-                const auto address = [&](const HeadRows &rows) {
-                    const i64 row = i64(work_.k_start) + key_[r];
-                    return rows.data + u64((packed ? 0 : i64(work_.sequence) * rows.batch) + row * rows.row +
-                                           i64(work_.kv_head) * rows.head);
-                };
-                store_row(da_.acc[0], r, address(p.dk), p.all.dqk, scale, p.keys_vectorized);
-                store_row(db_.acc[0], r, address(p.dv), p.all.dv, values, p.keys_vectorized);
+                store_row(da_.acc[0], r, key_row(p.dk, r), p.all.dqk, scale, p.keys_vectorized);
+                store_row(db_.acc[0], r, key_row(p.dv, r), p.all.dv, values, p.keys_vectorized);
             } else {
                 const Query &query = query_[r];
                 if (own_row(r) >= work_.q_len * p.all.group) continue;

@@ -55,7 +55,7 @@ pub struct Args {
 
 /// A tensor of a call: `a=bf16[16,4096]`.
 #[derive(Debug, Clone)]
-struct Tensor {
+pub struct Tensor {
     name: String,
     spec: TensorSpec,
 }
@@ -118,19 +118,25 @@ fn print_hot(op: &'static Operator, args: &Args, column: hot::Column) -> Result<
     Ok(())
 }
 
+/// The call that --tensor and --param describe.
+pub fn described(op: &'static Operator, tensors: &[Tensor], params: &[(String, String)]) -> Result<CallSpec> {
+    let mut call = CallSpec::new(op);
+    for (i, Tensor { name, spec }) in tensors.iter().enumerate() {
+        if tensors[..i].iter().any(|other| other.name == *name) {
+            return Err(Failure::new(format!("--tensor {name}: given twice")));
+        }
+        call.set(name, spec.clone())?;
+    }
+    run::set_scalars(&mut call, params.iter().map(|(name, value)| (&**name, &**value)))?;
+    Ok(call)
+}
+
 /// The configurations for the tensors given, on each device.
 fn print_choices(op: &'static Operator, args: &Args) -> Result<()> {
     let Some((_, choices)) = CHOICES.iter().find(|(family, _)| *family == op.family) else {
         return Err(Failure::new(format!("{}: no configurations to choose from", op.name)));
     };
-    let mut call = CallSpec::new(op);
-    for (i, Tensor { name, spec }) in args.tensors.iter().enumerate() {
-        if args.tensors[..i].iter().any(|other| other.name == *name) {
-            return Err(Failure::new(format!("--tensor {name}: given twice")));
-        }
-        call.set(name, spec.clone())?;
-    }
-    run::set_scalars(&mut call, args.params.iter().map(|(name, value)| (&**name, &**value)))?;
+    let call = described(op, &args.tensors, &args.params)?;
     let devices = match &args.device {
         Some(device) => vec![device.clone()],
         None => Arch::AMD.map(|arch| format!("emu:{arch}")).into(),

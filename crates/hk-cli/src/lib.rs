@@ -11,7 +11,7 @@
 //! | `hk mutate` | broken kernels, to see which mistakes the sanitizers and results show |
 //! | `hk facts` | what the emulator counts of every operator at the sizes of real models |
 //! | `hk bench` | time of the operators on a device, against its copy rate and other implementations |
-//! | `hk time` | modelled time of launches of code objects |
+//! | `hk time` | modelled time of an operator, or of launches of AITER's code objects: what bounds it, what its lines wait for |
 //! | `hk demo` | every operator at the sizes of real models, against its f64 reference |
 //!
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
@@ -103,7 +103,7 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Count what every operator executes and moves at the sizes of real models.
     Facts(facts::Args),
-    /// Model the time of launches of code objects (AITER's kernels), row by row.
+    /// Model the time of an operator on a part, or of launches of AITER's code objects, row by row.
     Time(time::Args),
     /// Print what the registry knows of every operator, or what the emulator does of every instruction, as JSON.
     #[command(hide = true)]

@@ -161,7 +161,7 @@ fn run_on(op: &Operator, device: &Device, call: &HostCall, args: &Args, report: 
 const OTHER_POISON: u8 = !POISON;
 
 /// For each parameter that the command line leaves open and that chooses between both encodings of fp8: that of the target.
-fn fp8_of(arch: Arch, op: &Operator, params: &[(String, String)]) -> Vec<(&'static str, &'static str)> {
+pub fn fp8_of(arch: Arch, op: &Operator, params: &[(String, String)]) -> Vec<(&'static str, &'static str)> {
     let own = DType::fp8_of(arch).name();
     let both = [DType::Fp8E4M3, DType::Fp8E4M3Fnuz].map(DType::name);
     let by_default = |default: Scalar| matches!(default, Scalar::Choice(c) if both.contains(&c));

@@ -111,6 +111,29 @@ fn listed_arguments_go_to_their_places() {
 }
 
 #[test]
+fn time_is_modelled_and_the_kernel_executed() {
+    let files = Files::new();
+    let given =
+        ["--in", "in.safetensors", "--out", "out.safetensors", "--arg", "#x", "--arg", "out:y=f32[100]"];
+    let more = ["--arg", "f32:0.5", "--arg", "i32:100", "--arg", "inout:#count"];
+    let with = |object, time: &[&'static str]| [&[object], &LAUNCH[..], &given, &more, time].concat();
+    let text = files.succeeds(&with("gfx942.co", &["--time", "--part", "mi308x", "--stalls"]));
+    assert!(text.contains("mi308x: modelled, error ") && text.contains("| mix "), "{text}");
+    assert!(text.contains("v_"), "instructions, without a line table: {text}");
+    assert_eq!(files.output("y").2, half_floats(100));
+    assert_eq!(files.output("count").2, [105, 0], "launched once");
+    let text = files.succeeds(&with("gfx950.co", &["--time"]));
+    assert!(text.contains("mi355x: modelled"), "{text}");
+    files.fails(&with("gfx942.co", &["--time", "--part", "mi355x"]), 1, "the part mi355x runs gfx950");
+    files.fails(
+        &with("gfx942.co", &["--time", "--part", "h100"]),
+        1,
+        "no part `h100`, expected one of mi300x",
+    );
+    files.fails(&with("gfx942.co", &["--part", "mi308x"]), 1, "need --time");
+}
+
+#[test]
 fn slots_and_offsets_reach_what_is_not_listed() {
     let files = Files::new();
     let want: Vec<u8> = [half_floats(70), vec![0xEE; 4 * 3]].concat();

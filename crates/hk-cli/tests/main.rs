@@ -7,3 +7,4 @@ mod law;
 mod run;
 mod show;
 mod tables;
+mod time;

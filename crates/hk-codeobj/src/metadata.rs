@@ -96,6 +96,16 @@ impl<'a, 'b> Map<'a, 'b> {
         self.require(key, value)
     }
 
+    /// The strings of a list; none where it is missing.
+    pub(crate) fn strings(&self, key: &str) -> Result<Vec<String>, ParseError> {
+        let list = self.array(key)?.unwrap_or_default();
+        let string = |value: &ValueRef<'_>| match value {
+            ValueRef::String(s) => s.as_str().map(str::to_owned),
+            _ => None,
+        };
+        Ok(list.iter().filter_map(string).collect())
+    }
+
     /// Three unsigned numbers, if present.
     pub(crate) fn u32x3(&self, key: &str) -> Result<Option<[u32; 3]>, ParseError> {
         let Some(items) = self.array(key)? else { return Ok(None) };

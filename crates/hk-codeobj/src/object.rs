@@ -47,6 +47,8 @@ pub struct CodeObject {
     pub segments: Vec<Segment>,
     /// What to patch after mapping.
     pub relocations: Vec<Relocation>,
+    /// Formats of the kernels' buffered `printf`, as the note has them: `0:0:HASH,FORMAT`.
+    pub printf: Vec<String>,
 }
 
 /// A loadable segment. Memory past the file's bytes is zero.
@@ -240,7 +242,8 @@ impl CodeObject {
             }
             kernels.push(kernel);
         }
-        Ok(CodeObject { arch, abi_version: ident.abi_version, kernels, segments, relocations })
+        let printf = note.strings("amdhsa.printf")?;
+        Ok(CodeObject { arch, abi_version: ident.abi_version, kernels, segments, relocations, printf })
     }
 
     /// The kernel of that name.

@@ -48,7 +48,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, ParseError> {
         }
     }
     let arch = arch.ok_or_else(|| wrong("no .target"))?;
-    Ok(CodeObject { arch, abi_version: 0, kernels, segments: Vec::new(), relocations: Vec::new() })
+    Ok(CodeObject {
+        arch,
+        abi_version: 0,
+        kernels,
+        segments: Vec::new(),
+        relocations: Vec::new(),
+        printf: Vec::new(),
+    })
 }
 
 fn read_target(name: &str) -> Result<Arch, ParseError> {

@@ -1,7 +1,7 @@
-// all_gather.hip: y[r, i] = x_r[i], on every rank; bytes, whatever they stand for
-//   x  [n]         bytes; the packets form: on 16 bytes, n a multiple of 16
-//   y  [world, n]  likewise; x may be the own part of y
-// Stage x, barrier, read all ranks' data. (world - 1) S bytes over the links of a rank, S = n.
+// all_gather.hip: y[o, r, i] = x_r[o, i], on every rank; bytes, whatever they stand for
+//   x  [rows, cols]         bytes; the packets form: on 16 bytes, cols a multiple of 16
+//   y  [rows, world, cols]  likewise; x may be the own part of y
+// Stage x, barrier, read all ranks' data. (world - 1) S bytes over the links of a rank, S = rows * cols.
 // Block b reads what the others' block b has staged.
 // Floor
 //   Links: the bytes above at 64 GB/s for each of 7 links per direction (MI300X). Memory: (2 * world + 2) S.
@@ -13,8 +13,9 @@ namespace {
 struct Params {
     peers::Comm comm;
     hk::u64 x, y;
-    hk::u64 units;  // of a part in this launch: packets or bytes
-    hk::u64 part;  // units between the parts of y
+    hk::u64 units;  // of x in this launch: packets or bytes
+    hk::u64 x_row;  // units between rows of x
+    peers::Split split;  // of y
 };
 
 using hk::GlobalPtr;
@@ -29,7 +30,7 @@ HK_FN void all_gather(const Params &p) {
     const auto staging = [&](u32 rank) { return reinterpret_cast<GlobalPtr<Unit>>(launch.staging(rank)); };
     const auto x = reinterpret_cast<GlobalPtr<const Unit>>(p.x);
     const auto own = staging(p.comm.rank);
-    peers::for_each(p.units, [&](u64 i) { own[i] = x[i]; });
+    peers::for_each(p.units, [&](u64 i) { own[i] = x[p.split.at(i, p.x_row)]; });
     if (!launch.barrier<kWorld>(0)) return;
 
     GlobalPtr<Unit> of[kWorld];
@@ -40,8 +41,9 @@ HK_FN void all_gather(const Params &p) {
         Unit unit[kWorld];
 #pragma unroll
         for (u32 r = 0; r < kWorld; ++r) unit[r] = of[r][i];
+        const u64 at = p.split.at(i, p.split.row);
 #pragma unroll
-        for (u32 r = 0; r < kWorld; ++r) y[r * p.part + i] = unit[r];
+        for (u32 r = 0; r < kWorld; ++r) y[r * p.split.part + at] = unit[r];
     });
     launch.end();
 }

@@ -1,6 +1,6 @@
 // all_reduce_rmsnorm.hip: all-reduce, residual add and RMSNorm of rows in one launch, with quantization on request
 //   a[m, c] = round_T(sum over ranks r = 0, 1, .. of x_r[m, c]); what follows it: norm_row.h
-//   x  [rows, cols]  T = bf16 | f16   contiguous, on 16 bytes, rows of whole 16-byte packets
+//   x  [rows, cols]  T = bf16 | f16   rows contiguous, on 16 bytes and of whole 16-byte packets
 // Sums, forms and bytes over the links: all_reduce.hip. A row is a tile: rank r sums packets [r, r + 1) * ceil(packets / world) of it
 // in the two-shot form. Block b takes rows b, b + grid, ..
 #include "norm_row.h"
@@ -23,7 +23,7 @@ HK_FN void all_reduce_rmsnorm(const Params &p) {
     for (u32 row = hk::block_x(); row < p.rows; row += hk::grid_x()) {
         const u64 first = u64(row) * p.packets;
         Packet packet[peers::kHeld];
-        peers::for_held(p.packets, [&](int k, u32 column) { packet[k] = x[first + column]; });
+        peers::for_held(p.packets, [&](int k, u32 column) { packet[k] = x[row * p.x_row + column]; });
         peers::for_held(p.packets, [&](int k, u32 column) { own[first + column] = packet[k]; });
     }
     if (!launch.barrier<kWorld>(0)) return;

@@ -25,6 +25,7 @@ enum class Quantized : u32 { None = 0, PerToken = 1, Groups = 2, Mxfp4 = 3 };
 struct NormParams {
     Comm comm;
     u64 x;
+    u64 x_row;  // packets between rows of x
     u64 x_part;  // packets between the parts of x, of which each rank gets one: reduce-scatter only
     u64 residual, weight, residual_out;  // residual_out may be residual
     u64 out;  // 0: none; may be x

@@ -145,6 +145,22 @@ HK_FN void for_each(u64 n, F f) {
     for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < n; i += step) f(i);
 }
 
+/// The units of rows that are split into a part for each rank, [rows, world, cols]: those of a launch, of each part, from unit `first` of a row on.
+struct Split {
+    u32 first;
+    u32 cols;
+    u32 inverse;  // of cols, see hk::DivMod
+    u32 unused;
+    u64 part;  // between the parts of a row
+    u64 row;  // between rows
+
+    /// Unit i of part 0, in a tensor with so many units between its rows.
+    HK_FN u64 at(u64 i, u64 between_rows) const {
+        const hk::DivMod at(first + u32(i), cols, inverse);
+        return at.quotient * between_rows + at.remainder;
+    }
+};
+
 /// from(i), then to(i, value) for i = first, first + step, .. below n. kBatch loads are in flight before the first store, which may be to the same
 /// memory.
 template <int kBatch, class Index, class From, class To>

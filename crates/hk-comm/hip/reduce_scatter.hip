@@ -1,7 +1,7 @@
-// reduce_scatter.hip: on rank k, y[i] = round_T(sum over ranks r = 0, 1, .. of x_r[k, i]), in f32: part k of what all_reduce.hip gives
-//   x  [world, n]  T = bf16 | f16 | f32   on 16 bytes, parts contiguous and of whole 16-byte packets
-//   y  [n]                                likewise
-// Stage x, barrier, sum the own part of all ranks' packets. (world - 1) / world S bytes over the links of a rank, S = world * n *
+// reduce_scatter.hip: on rank k, y[o, i] = round_T(sum over ranks r = 0, 1, .. of x_r[o, k, i]), in f32: a part of what all_reduce.hip gives
+//   x  [rows, world, cols]  T = bf16 | f16 | f32   contiguous, on 16 bytes, cols of whole 16-byte packets
+//   y  [rows, cols]                                likewise
+// Stage x, barrier, sum the own part of all ranks' packets. (world - 1) / world S bytes over the links of a rank, S = rows * world * cols *
 // sizeof(T). Block b stages the same packets of each part, and sums those of its own: what it reads is written by block b of the others.
 // Floor
 //   Links: the bytes above at 64 GB/s for each of 7 links per direction (MI300X). Memory: 3 S + S / world.
@@ -13,8 +13,8 @@ namespace {
 struct Params {
     peers::Comm comm;
     hk::u64 x, y;
-    hk::u64 packets;  // of a part in this launch
-    hk::u64 part;  // packets between the parts of x
+    hk::u64 packets;  // of y in this launch
+    peers::Split split;  // of x
 };
 
 using hk::GlobalPtr;
@@ -30,9 +30,10 @@ HK_FN void reduce_scatter(const Params &p) {
     const auto x = reinterpret_cast<GlobalPtr<const Packet>>(p.x);
     const auto own = launch.staging(p.comm.rank);
     peers::for_each(p.packets, [&](u64 i) {
+        const u64 at = p.split.at(i, p.split.row);
         Packet packet[kWorld];
 #pragma unroll
-        for (u32 r = 0; r < kWorld; ++r) packet[r] = x[r * p.part + i];
+        for (u32 r = 0; r < kWorld; ++r) packet[r] = x[r * p.split.part + at];
 #pragma unroll
         for (u32 r = 0; r < kWorld; ++r) own[r * p.packets + i] = packet[r];
     });

@@ -1,6 +1,6 @@
 // reduce_scatter_rmsnorm.hip: reduce-scatter of rows, residual add and RMSNorm of the own rows in one launch, with quantization on request
 //   a[m, c] = round_T(sum over ranks r = 0, 1, .. of x_r[k, m, c]) on rank k; what follows it: norm_row.h
-//   x  [world, rows, cols]  T = bf16 | f16   contiguous, on 16 bytes, rows of whole 16-byte packets
+//   x  [world, rows, cols]  T = bf16 | f16   rows contiguous, on 16 bytes and of whole 16-byte packets
 // Bytes over the links: reduce_scatter.hip. Block b takes rows b, b + grid, .. of each part.
 #include "norm_row.h"
 
@@ -25,7 +25,7 @@ HK_FN void reduce_scatter_rmsnorm(const Params &p) {
             const u64 i = u64(row) * p.packets + column;
             Packet packet[kWorld];
 #pragma unroll
-            for (u32 r = 0; r < kWorld; ++r) packet[r] = x[r * p.x_part + i];
+            for (u32 r = 0; r < kWorld; ++r) packet[r] = x[r * p.x_part + row * p.x_row + column];
 #pragma unroll
             for (u32 r = 0; r < kWorld; ++r) own[r * part + i] = packet[r];
         }

@@ -2,7 +2,7 @@
 
 use crate::kernels::all_reduce::Params;
 use crate::p2p::{Algorithm, P2pComm, PACKET, THREADS, packets, world_index};
-use hk_core::{DType, Float, KernelRef, Result, Stream, TensorView, TensorViewMut};
+use hk_core::{Aliasing, DType, Float, KernelRef, Result, Stream, TensorView, TensorViewMut, check_overlap};
 
 const OP: &str = "all_reduce";
 
@@ -11,10 +11,10 @@ static KERNELS: [[KernelRef<Params>; 4]; 6] =
 
 /// The sum over all ranks, on every rank: `y[i] = sum_r x_r[i]`.
 ///
-/// | arg | shape | dtype                | layout                                  |
-/// |-----|-------|----------------------|-----------------------------------------|
-/// | `x` | any   | `bf16`, `f16`, `f32` | contiguous, on 16 bytes                 |
-/// | `y` | as `x`| as `x`               | contiguous, on 16 bytes; not `x`, see [`all_reduce_in_place`] |
+/// | arg | shape  | dtype                | layout                                      |
+/// |-----|--------|----------------------|---------------------------------------------|
+/// | `x` | any    | `bf16`, `f16`, `f32` | contiguous, on 16 bytes                     |
+/// | `y` | as `x` | as `x`               | contiguous, on 16 bytes; may be exactly `x` |
 ///
 /// `stream` is that of `comm`. Every rank calls with the same shape, dtype and algorithm.
 ///
@@ -26,7 +26,8 @@ static KERNELS: [[KernelRef<Params>; 4]; 6] =
 /// # Errors
 /// Nothing is queued if there is one. [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride),
 /// [`Align`](hk_core::Error::Align): a tensor breaks the table. [`Unsupported`](hk_core::Error::Unsupported): not whole packets.
-/// [`Argument`](hk_core::Error::Argument): another stream than the communicator's. [`Timeout`](hk_core::Error::Timeout): the communicator is aborted.
+/// [`Overlap`](hk_core::Error::Overlap): y shares memory with x, and is not exactly x. [`Argument`](hk_core::Error::Argument): another stream than the
+/// communicator's. [`Timeout`](hk_core::Error::Timeout): the communicator is aborted.
 /// [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel.
 ///
 /// Source: one-shot and two-shot all-reduce as in Thakur et al. 2005, "Optimization of Collective Communication Operations in
@@ -41,6 +42,7 @@ pub fn all_reduce<T: Float>(
     y.expect_shape(OP, "y", x.shape())?;
     x.expect_contiguous(OP, "x")?;
     x.expect_aligned(OP, "x", PACKET as u64)?;
+    check_overlap(OP, ("x", &x), ("y", &y), Aliasing::ExactAliasAllowed)?;
     run(comm, stream, Some(x), y, algorithm)
 }
 

@@ -14,11 +14,12 @@ static KERNELS: [[KernelRef<NormParams>; 4]; 4] =
 /// `a = round(sum_r x_r)`, `z = a + residual`, `residual = round(z)`,
 /// `y = z * (weight + weight_offset) / sqrt(mean(z^2) + eps)`, `out = round(y)`, and y in fp8 or mxfp4 ([`QuantizedRows`](crate::QuantizedRows)).
 ///
-/// | arg                    | shape          | dtype                         | layout                  |
-/// |------------------------|----------------|-------------------------------|-------------------------|
-/// | `x`, `residual`, `out` | `[rows, cols]` | `bf16`, `f16`                 | contiguous, on 16 bytes |
-/// | `weight`               | `[cols]`       | as `x`                        | contiguous, on 16 bytes |
-/// | `q`, `scale`           |                |                               | [`QuantizedRows`](crate::QuantizedRows)       |
+/// | arg               | shape          | dtype                         | layout                                  |
+/// |-------------------|----------------|-------------------------------|-----------------------------------------|
+/// | `x`               | `[rows, cols]` | `bf16`, `f16`                 | unit stride on `cols`, rows on 16 bytes |
+/// | `residual`, `out` | `[rows, cols]` | as `x`                        | contiguous, on 16 bytes                 |
+/// | `weight`          | `[cols]`       | as `x`                        | contiguous, on 16 bytes                 |
+/// | `q`, `scale`      |                |                               | [`QuantizedRows`](crate::QuantizedRows) |
 ///
 /// `residual` and `weight` are the same on all ranks; `x` is each rank's own. `stream` is that of `comm`. Every rank calls with the same
 /// shape, dtype and options.

@@ -29,12 +29,14 @@ mod p2p;
 mod rccl;
 mod reduce_scatter;
 mod reduce_scatter_rmsnorm;
+mod rendezvous;
 
-pub use all_gather::{all_gather, all_gather_in_place};
+pub use all_gather::{all_gather, all_gather_dim, all_gather_in_place};
 pub use all_reduce::{all_reduce, all_reduce_in_place};
 pub use all_reduce_rmsnorm::all_reduce_rmsnorm;
 pub use norm::{NormOptions, NormOutputs, QuantizedRows};
 pub use p2p::{Algorithm, P2pComm, P2pOptions};
 pub use rccl::{Group, RcclComm, RcclOptions, ReduceOp, UniqueId};
-pub use reduce_scatter::reduce_scatter;
+pub use reduce_scatter::{reduce_scatter, reduce_scatter_dim};
 pub use reduce_scatter_rmsnorm::reduce_scatter_rmsnorm;
+pub use rendezvous::Rendezvous;

@@ -1,6 +1,7 @@
 //! The checked mode: ranks compare their calls on the host.
 
 use hk_core::{Error, Result};
+use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,25 +59,67 @@ impl Meeting {
         if let Some(missing) = round.calls.iter().position(Option::is_none) {
             return Err(Error::Timeout { op, rank, missing });
         }
-        let own = round.calls[rank].clone().unwrap_or_default();
-        let differs = round.calls.iter().enumerate().find(|(_, call)| call.as_ref() != Some(&own));
-        let other = differs.map(|(other, call)| (other, call.clone().unwrap_or_default()));
+        let calls: Vec<String> = round.calls.iter().flatten().cloned().collect();
         while rounds.open.first().is_some_and(|round| round.left == world) {
             rounds.open.remove(0);
             rounds.first += 1;
         }
-        match other {
-            None => Ok(()),
-            Some((other, call)) => {
-                let got = format!("{own} on rank {rank}");
-                Err(Error::Shape {
-                    op,
-                    arg,
-                    got,
-                    want: format!("the same on all ranks; rank {other} has {call}"),
-                })
-            }
+        expect_same(op, arg, rank, &calls)
+    }
+}
+
+/// All ranks call the same.
+fn expect_same(op: &'static str, arg: &'static str, rank: usize, calls: &[String]) -> Result<()> {
+    let own = calls.get(rank).map_or("", String::as_str);
+    match calls.iter().enumerate().find(|(_, call)| **call != own) {
+        None => Ok(()),
+        Some((other, call)) => {
+            let got = format!("{own} on rank {rank}");
+            let want = format!("the same on all ranks; rank {other} has {call}");
+            Err(Error::Shape { op, arg, got, want })
         }
+    }
+}
+
+/// Bytes of all ranks for all ranks.
+pub(crate) type AllGather = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + Send;
+
+/// Where ranks of several processes meet.
+pub(crate) struct Exchange {
+    world: usize,
+    all_gather: Mutex<Box<AllGather>>,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Exchange")
+    }
+}
+
+impl Exchange {
+    pub fn new(world: usize, all_gather: Box<AllGather>) -> Self {
+        Self { world, all_gather: Mutex::new(all_gather) }
+    }
+
+    /// The bytes of ranks 0, 1, ..
+    pub fn all(&self, op: &'static str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all_gather = self.all_gather.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = all_gather(bytes).map_err(|error| match error {
+            Error::Timeout { rank, missing, .. } => Error::Timeout { op, rank, missing },
+            other => other,
+        })?;
+        if all.len() != self.world {
+            let got = format!("bytes of {} ranks", all.len());
+            return Err(Error::argument(op, "all_gather", got, format!("those of {} ranks", self.world)));
+        }
+        Ok(all)
+    }
+
+    /// As [`Meeting::agree`].
+    pub fn agree(&self, op: &'static str, arg: &'static str, rank: usize, call: &str) -> Result<()> {
+        let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+        let calls: Vec<String> = self.all(op, call.as_bytes())?.iter().map(text).collect();
+        expect_same(op, arg, rank, &calls)
     }
 }
 

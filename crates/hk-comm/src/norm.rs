@@ -144,12 +144,12 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
         let [rows, _] = residual.dims(op, "residual")?;
         let packet = PACKET as u64;
         residual.expect_shape(op, "residual", [rows, cols])?;
-        crate::p2p::expect_parts(op, ("residual", residual.shape()), ("x", x.shape()), self.parts)?;
+        crate::p2p::expect_parts(op, ("residual", residual.shape()), ("x", x.shape()), 0, self.parts)?;
         weight.expect_shape(op, "weight", [cols])?;
-        for (name, tensor) in [("x", x), ("weight", weight)] {
-            tensor.expect_contiguous(op, name)?;
-            tensor.expect_aligned(op, name, packet)?;
-        }
+        weight.expect_contiguous(op, "weight")?;
+        weight.expect_aligned(op, "weight", packet)?;
+        x.expect_unit_stride(op, "x")?;
+        x.expect_aligned(op, "x", packet)?;
         for (name, tensor) in [("residual", Some(residual)), ("out", out.as_ref())] {
             let Some(tensor) = tensor else { continue };
             tensor.expect_shape(op, name, [rows, cols])?;
@@ -178,6 +178,7 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
             let reason = format!("cols is a multiple of {packet}, up to {most}");
             return Err(Error::unsupported(op, format!("cols = {cols}"), reason));
         }
+        self.x_row()?;
         comm.expect(op, stream)?;
         if self.parts * row_bytes > comm.buffer_bytes() {
             let what = format!("{} bytes of a row of {} ranks", self.parts * row_bytes, self.parts);
@@ -200,6 +201,15 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
         Ok([rows, cols])
     }
 
+    /// Bytes between rows of x.
+    fn x_row(&self) -> Result<usize> {
+        let bytes = self.x.strides()[0] * size_of::<T>();
+        if self.x.shape()[0] > 1 && !bytes.is_multiple_of(PACKET) {
+            return Err(Error::stride(self.op, "x", self.x.layout(), format!("rows on {PACKET} bytes")));
+        }
+        Ok(bytes)
+    }
+
     /// Queues the launches.
     ///
     /// # Safety
@@ -215,6 +225,7 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
         let kernel = stream.kernel(kernel)?;
         let row_bytes = cols * size_of::<T>();
         let packets = row_bytes / PACKET;
+        let x_row = self.x_row()?;
         for (first, count) in comm.pieces(rows, self.parts * row_bytes) {
             let mut launch = stream.launch(self.op);
             let at = |row_bytes: usize| (first * row_bytes) as u64;
@@ -222,8 +233,9 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
             let residual = launch.output_address("residual", residual)? + at(row_bytes);
             let mut params = NormParams {
                 comm: comm.comm(&mut launch)?,
-                x: launch.input_address("x", &self.x)? + at(row_bytes),
-                x_part: (rows * packets) as u64,
+                x: launch.input_address("x", &self.x)? + at(x_row),
+                x_row: (x_row / PACKET) as u64,
+                x_part: (rows * (x_row / PACKET)) as u64,
                 residual,
                 weight: launch.input_address("weight", &self.weight)?,
                 residual_out: residual,
@@ -274,7 +286,7 @@ impl<T: Float, Q: Element> Norm<'_, T, Q> {
                     params.scale = launch.output_address("scale", scale)? + at(row);
                 }
             }
-            // SAFETY: `check` has made each matrix `rows` rows of `packets` packets, or as many values, of which `count` are left from
+            // SAFETY: `check` has made each matrix `rows` rows of `packets` packets, those of x `x_row` apart, or as many values, of which `count` are left from
             // `first` on, and the vectors as long as its axes; each staging buffer holds `count` rows of every part. The kernel ends: it
             // waits for other ranks no longer than the timeout.
             unsafe { launch.run(&kernel, comm.config(count), &params) }?;

@@ -1,8 +1,9 @@
 //! Communicators of ranks that access each other's memory.
 
-use crate::kernels::peers::{Addresses, Comm};
-use crate::meeting::Meeting;
-use hk_core::{Device, DeviceBuffer, Error, Launch, LaunchConfig, Result, Stream};
+use crate::kernels::peers::{Addresses, Comm, Split};
+use crate::meeting::{Exchange, Meeting};
+use hk_core::{Device, DeviceBuffer, Error, Launch, LaunchConfig, Result, SharedHandle, Stream};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +59,95 @@ impl Default for P2pOptions {
     }
 }
 
-/// One rank of a communicator whose ranks are GPUs of one node and threads of one process, with access to each other's memory.
+impl P2pOptions {
+    /// Bytes of a staging buffer, and blocks of a launch, for ranks of which these devices are known here.
+    fn resolve<'d>(
+        &self,
+        op: &'static str,
+        world: usize,
+        devices: impl Iterator<Item = &'d Device>,
+    ) -> Result<(usize, usize)> {
+        let most = devices.map(|device| device.info().compute_units as usize).min().unwrap_or(1);
+        let blocks = self.blocks.unwrap_or(most.min(80));
+        if !(1..=MAX_BLOCKS).contains(&blocks) {
+            return Err(Error::argument(op, "blocks", blocks, format!("1 to {MAX_BLOCKS}")));
+        }
+        // Kernels count the packets of a launch in 32 bits.
+        let limit = 32 << 30;
+        let buffer_bytes = self
+            .buffer_bytes
+            .checked_next_multiple_of(PACKET * world)
+            .filter(|&bytes| bytes as u64 <= limit)
+            .ok_or_else(|| {
+                Error::too_large(op, "buffer_bytes", format!("{} bytes", self.buffer_bytes), limit)
+            })?;
+        if buffer_bytes == 0 {
+            return Err(Error::argument(op, "buffer_bytes", 0, "at least one byte"));
+        }
+        Ok((buffer_bytes, blocks))
+    }
+}
+
+fn expect_world(op: &'static str, arg: &'static str, world: usize) -> Result<()> {
+    if matches!(world, 1 | 2 | 4 | MAX_RANKS) {
+        return Ok(());
+    }
+    Err(Error::argument(op, arg, format!("{world} ranks"), "1, 2, 4 or 8 ranks"))
+}
+
+/// What a rank of a process tells the others.
+struct Offer {
+    /// What is the same on all ranks, as text.
+    terms: Vec<u8>,
+    blocks: usize,
+    /// Of flags and staging.
+    handles: [SharedHandle; 2],
+}
+
+impl Offer {
+    fn terms(device: &Device, options: &P2pOptions) -> Vec<u8> {
+        format!("{}, {options:?}", device.arch()).into_bytes()
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = (self.blocks as u64).to_le_bytes().to_vec();
+        self.handles.iter().for_each(|handle| bytes.extend(handle.to_bytes()));
+        bytes.extend(&self.terms);
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (blocks, rest) = bytes.split_first_chunk()?;
+        let (flags, rest) = rest.split_first_chunk()?;
+        let (staging, terms) = rest.split_first_chunk()?;
+        let handles = [flags, staging].map(|bytes| SharedHandle::from_bytes(*bytes));
+        Some(Self { terms: terms.to_vec(), blocks: u64::from_le_bytes(*blocks).try_into().ok()?, handles })
+    }
+}
+
+/// The bytes of all ranks, none of which has failed. This one tells why if it has.
+fn expect_all(
+    op: &'static str,
+    rank: usize,
+    exchange: &Exchange,
+    own: std::result::Result<Vec<u8>, String>,
+) -> Result<Vec<Vec<u8>>> {
+    let message = match own {
+        Ok(bytes) => [vec![0], bytes].concat(),
+        Err(text) => [vec![1], text.into_bytes()].concat(),
+    };
+    let theirs = |(other, mut bytes): (usize, Vec<u8>)| {
+        if bytes.first() == Some(&0) {
+            return Ok(bytes.split_off(1));
+        }
+        let text = String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned();
+        Err(Error::Aborted { op, rank, reason: format!("rank {other}: {text}") })
+    };
+    exchange.all(op, &message)?.into_iter().enumerate().map(theirs).collect()
+}
+
+/// One rank of a communicator whose ranks are GPUs of one node, with access to each other's memory: of threads of one process
+/// ([`new`](Self::new)), or of a process each ([`join`](Self::join)).
 ///
 /// All ranks call the same functions in the same order, with tensors of the same shape, each from whatever thread has the rank.
 /// A call returns when its launch is queued; the launches wait for each other on the GPUs. So a rank that does not call leaves the
@@ -66,8 +155,8 @@ impl Default for P2pOptions {
 /// [`check`](Self::check) reports which rank was missing.
 ///
 /// The launches of a rank are in order on one stream, that of [`new`](Self::new). They can be captured in a graph and replayed:
-/// all state is on the GPUs. Dropping a rank is safe at any time; the memory goes when the last one has been dropped and all
-/// queued work is done.
+/// all state is on the GPUs. Dropping a rank is safe at any time. The memory goes when the last one has been dropped and all
+/// queued work is done; that of a process when it has called [`leave`](Self::leave), or ends.
 #[derive(Debug)]
 pub struct P2pComm {
     rank: usize,
@@ -79,8 +168,8 @@ pub struct P2pComm {
     buffer_bytes: usize,
     blocks: usize,
     ticks: u64,
-    /// Where the calls of all ranks are compared.
-    meeting: Option<Arc<Meeting>>,
+    link: Link,
+    checked: bool,
     missing: Option<usize>,
 }
 
@@ -89,6 +178,24 @@ pub struct P2pComm {
 struct Shared {
     flags: DeviceBuffer<i32>,
     staging: DeviceBuffer<u8>,
+}
+
+/// What connects the ranks beside their GPUs.
+#[derive(Debug)]
+enum Link {
+    /// Of threads, where their calls are compared.
+    Threads(Arc<Meeting>),
+    /// Of processes; the stream is the home of the shared memory.
+    Processes(Exchange, Stream),
+}
+
+impl Shared {
+    fn new(home: &Stream, buffer_bytes: usize) -> Result<Self> {
+        Ok(Self {
+            flags: home.alloc_shared(MAX_BLOCKS * MAX_RANKS)?,
+            staging: home.alloc_shared(3 * buffer_bytes)?,
+        })
+    }
 }
 
 impl P2pComm {
@@ -101,25 +208,9 @@ impl P2pComm {
     pub fn new(streams: &[Stream], options: &P2pOptions) -> Result<Vec<Self>> {
         const OP: &str = "P2pComm::new";
         let world = streams.len();
-        if !matches!(world, 1 | 2 | 4 | MAX_RANKS) {
-            return Err(Error::argument(OP, "streams", format!("{world} ranks"), "1, 2, 4 or 8 ranks"));
-        }
-        let P2pOptions { buffer_bytes, blocks, timeout, checked } = *options;
+        expect_world(OP, "streams", world)?;
         let device = |rank: usize| streams[rank].device();
-        let most = (0..world).map(|rank| device(rank).info().compute_units as usize).min().unwrap_or(1);
-        let blocks = blocks.unwrap_or(most.min(80));
-        if !(1..=MAX_BLOCKS).contains(&blocks) {
-            return Err(Error::argument(OP, "blocks", blocks, format!("1 to {MAX_BLOCKS}")));
-        }
-        // Kernels count the packets of a launch in 32 bits.
-        let limit = 32 << 30;
-        let buffer_bytes = buffer_bytes
-            .checked_next_multiple_of(PACKET * world)
-            .filter(|&bytes| bytes as u64 <= limit)
-            .ok_or_else(|| Error::too_large(OP, "buffer_bytes", format!("{buffer_bytes} bytes"), limit))?;
-        if buffer_bytes == 0 {
-            return Err(Error::argument(OP, "buffer_bytes", 0, "at least one byte"));
-        }
+        let (buffer_bytes, blocks) = options.resolve(OP, world, streams.iter().map(Stream::device))?;
         for (a, b) in (0..world).flat_map(|a| (0..world).map(move |b| (a, b))).filter(|(a, b)| a != b) {
             if device(a) == device(b) {
                 let got = format!("ranks {} and {} are both {}", a.min(b), a.max(b), device(a).spec());
@@ -135,25 +226,130 @@ impl P2pComm {
         for stream in streams {
             // On a stream of its own: the memory is released there, and waits there for the work of all ranks.
             let home = stream.device().create_stream()?;
-            shared.push(Shared {
-                flags: home.alloc_shared(MAX_BLOCKS * MAX_RANKS)?,
-                staging: home.alloc_shared(3 * buffer_bytes)?,
-            });
+            shared.push(Shared::new(&home, buffer_bytes)?);
         }
         let shared = Arc::new(shared);
-        let meeting = checked.then(|| Arc::new(Meeting::new(world, timeout)));
+        let meeting = Arc::new(Meeting::new(world, options.timeout));
         let rank = |(rank, stream): (usize, &Stream)| {
             let state = stream.alloc_zeroed(MAX_BLOCKS + 1)?;
-            let ticks = ticks(stream.device(), timeout);
+            let ticks = ticks(stream.device(), options.timeout);
             let (stream, shared) = (stream.clone(), Arc::clone(&shared));
-            let meeting = meeting.clone();
-            let comm =
-                Self { rank, stream, shared, state, buffer_bytes, blocks, ticks, meeting, missing: None };
-            // From here on a capture may use the memory.
-            comm.comm(&mut comm.stream.launch(OP))?;
-            Ok(comm)
+            let (link, checked) = (Link::Threads(Arc::clone(&meeting)), options.checked);
+            Self { rank, stream, shared, state, buffer_bytes, blocks, ticks, link, checked, missing: None }
+                .ready(OP)
         };
         streams.iter().enumerate().map(rank).collect()
+    }
+
+    /// Rank `rank` of `world`, each in a process of its own with a GPU of its own. Waits for the others. `all_gather` gives the bytes of ranks
+    /// 0, 1, .. on every rank, as [`Rendezvous::all_gather`](crate::Rendezvous::all_gather) does: the ranks exchange the handles of their memory
+    /// through it, in checked mode what they call, and at the end that they [`leave`](Self::leave).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new). [`Error::Argument`] also for a rank that is not below `world`, and options that are not those of another rank.
+    /// [`Error::Unsupported`] also if the memory of another rank cannot be opened: GPUs without access to each other, or two ranks of one
+    /// process. [`Error::Aborted`]: another rank failed. The errors of `all_gather`.
+    pub fn join(
+        stream: &Stream,
+        world: usize,
+        rank: usize,
+        options: &P2pOptions,
+        all_gather: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + Send + 'static,
+    ) -> Result<Self> {
+        const OP: &str = "P2pComm::join";
+        expect_world(OP, "world", world)?;
+        if rank >= world {
+            return Err(Error::argument(OP, "rank", rank, format!("a rank below {world}")));
+        }
+        let exchange = Exchange::new(world, Box::new(all_gather));
+        let device = stream.device();
+        let offer = || {
+            let (buffer_bytes, blocks) = options.resolve(OP, world, std::iter::once(device))?;
+            // On a stream of its own, as for threads.
+            let home = device.create_stream()?;
+            let own = Shared::new(&home, buffer_bytes)?;
+            let handles = [home.export_shared(&own.flags)?, home.export_shared(&own.staging)?];
+            let offer = Offer { terms: Offer::terms(device, options), blocks, handles };
+            // From here on another rank may access it, whatever happens on this one.
+            Ok((home, ManuallyDrop::new(own), stream.alloc_zeroed(MAX_BLOCKS + 1)?, buffer_bytes, offer))
+        };
+        let offered: Result<(Stream, _, _, usize, Offer)> = offer();
+        let bytes = offered.as_ref().map(|(.., offer)| offer.to_bytes()).map_err(ToString::to_string);
+        let all = expect_all(OP, rank, &exchange, bytes);
+        let (home, own, state, buffer_bytes, offer) = offered?;
+        let offers = all?.into_iter().enumerate().map(|(other, bytes)| {
+            let theirs = Offer::from_bytes(&bytes).ok_or_else(|| {
+                Error::argument(OP, "all_gather", "other bytes", format!("what rank {other} has given"))
+            })?;
+            let text = |terms: &[u8]| String::from_utf8_lossy(terms).into_owned();
+            if theirs.terms != offer.terms {
+                let got = format!("{} on rank {rank}", text(&offer.terms));
+                let want = format!("the same on all ranks; rank {other} has {}", text(&theirs.terms));
+                return Err(Error::argument(OP, "options", got, want));
+            }
+            Ok(theirs)
+        });
+        let offers = offers.collect::<Result<Vec<Offer>>>()?;
+        let open = |other: usize, [flags, staging]: &[SharedHandle; 2]| {
+            // SAFETY: rank `other` keeps its memory until all have left, or its process ends; a driver keeps what is open.
+            let flags = unsafe { home.import_shared(flags) };
+            // SAFETY: as above.
+            let staging = flags.and_then(|flags| Ok((flags, unsafe { home.import_shared(staging) }?)));
+            staging.map(|(flags, staging)| Shared { flags, staging }).map_err(|error| {
+                let what =
+                    format!("access of rank {rank} on {} to the memory of rank {other}", device.spec());
+                Error::unsupported(OP, what, error)
+            })
+        };
+        let others = offers.iter().enumerate().filter(|(other, _)| *other != rank);
+        let opened: Result<Vec<Shared>> = others.map(|(other, offer)| open(other, &offer.handles)).collect();
+        let met =
+            expect_all(OP, rank, &exchange, opened.as_ref().map(|_| vec![]).map_err(ToString::to_string));
+        let mut shared = opened?;
+        met?;
+        shared.insert(rank, ManuallyDrop::into_inner(own));
+        let blocks = offers.iter().map(|offer| offer.blocks).min().unwrap_or(offer.blocks);
+        let link = Link::Processes(exchange, home);
+        let (stream, ticks, checked) = (stream.clone(), ticks(device, options.timeout), options.checked);
+        Self {
+            rank,
+            stream,
+            shared: Arc::new(shared),
+            state,
+            buffer_bytes,
+            blocks,
+            ticks,
+            link,
+            checked,
+            missing: None,
+        }
+        .ready(OP)
+    }
+
+    /// From here on a capture may use the memory.
+    fn ready(self, op: &'static str) -> Result<Self> {
+        self.comm(&mut self.stream.launch(op))?;
+        Ok(self)
+    }
+
+    /// Ends a communicator of processes: waits for the launches so far, and for all ranks to leave, and releases the memory. Without it the memory
+    /// of a rank that is dropped stays until its process ends, for the others may still access it. Of threads, as [`check`](Self::check).
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), and those of the `all_gather` of [`join`](Self::join).
+    pub fn leave(mut self) -> Result<()> {
+        const OP: &str = "P2pComm::leave";
+        let checked = self.check();
+        let Link::Processes(exchange, home) = &self.link else { return checked };
+        let mut shared = Arc::into_inner(std::mem::take(&mut self.shared)).unwrap_or_default();
+        let own = (self.rank < shared.len()).then(|| shared.remove(self.rank));
+        drop(shared);
+        // The memory of the others is closed before they hear of it.
+        let left = home.synchronize().and_then(|()| exchange.all(OP, &[]));
+        if left.is_err() {
+            std::mem::forget(own);
+        }
+        checked.and(left.map(drop))
     }
 
     /// The number of this rank.
@@ -222,7 +418,13 @@ impl P2pComm {
         arg: &'static str,
         call: impl FnOnce() -> String,
     ) -> Result<()> {
-        self.meeting.as_ref().map_or(Ok(()), |meeting| meeting.agree(op, arg, self.rank, call()))
+        if !self.checked {
+            return Ok(());
+        }
+        match &self.link {
+            Link::Threads(meeting) => meeting.agree(op, arg, self.rank, call()),
+            Link::Processes(exchange, _) => exchange.agree(op, arg, self.rank, &call()),
+        }
     }
 
     /// The head of a kernel's parameters.
@@ -251,6 +453,18 @@ impl P2pComm {
     }
 }
 
+impl Drop for P2pComm {
+    /// Processes that have not left may still access this rank's memory.
+    fn drop(&mut self) {
+        if let Link::Processes(..) = self.link
+            && let Some(shared) = Arc::into_inner(std::mem::take(&mut self.shared))
+        {
+            let own = shared.into_iter().nth(self.rank);
+            std::mem::forget(own);
+        }
+    }
+}
+
 /// Ticks of the constant counter: 100 MHz on AMD GPUs, nanoseconds on NVIDIA's.
 fn ticks(device: &Device, time: Duration) -> u64 {
     let per_tick = if device.arch().is_amd() { 10 } else { 1 };
@@ -266,26 +480,71 @@ pub(crate) fn packets(op: &'static str, arg: &'static str, bytes: usize) -> Resu
     Ok(bytes / PACKET)
 }
 
-/// The axis that is split into a part for each rank: `whole` is `part` with `world` times its first axis.
+/// A tensor that is split into a part for each rank along an axis: `[rows, world, cols]`, in elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// The axis `dim` is split into a part for each rank: `whole` is `part` with `world` times that axis.
 pub(crate) fn expect_parts(
     op: &'static str,
     (part_arg, part): (&'static str, &[usize]),
     (whole_arg, whole): (&'static str, &[usize]),
+    dim: usize,
     world: usize,
-) -> Result<()> {
-    let want = part.split_first().and_then(|(first, rest)| {
-        let mut want = vec![first.checked_mul(world)?];
-        want.extend(rest);
-        Some(want)
-    });
-    if want.as_deref() == Some(whole) {
-        return Ok(());
-    }
-    let want = match want {
-        Some(want) => format!("{want:?} ({world} ranks, {part_arg} {part:?} of each)"),
-        None => format!("an axis that is split into {world} parts"),
+) -> Result<Parts> {
+    let Some(&len) = part.get(dim) else {
+        let want = format!("an axis of {part_arg} {part:?}, which is split into {world} parts");
+        return Err(Error::argument(op, "dim", dim, want));
     };
-    Err(Error::shape(op, whole_arg, whole, want))
+    let mut want = part.to_vec();
+    let split = len.checked_mul(world);
+    want[dim] = split.unwrap_or(usize::MAX);
+    if split.is_none() || want != whole {
+        let want = format!("{want:?} ({world} ranks, {part_arg} {part:?} of each)");
+        return Err(Error::shape(op, whole_arg, whole, want));
+    }
+    Ok(Parts { rows: part[..dim].iter().product(), cols: part[dim..].iter().product() })
+}
+
+impl Parts {
+    /// Kernels count the units of a row, and of a launch behind its first one, in 32 bits.
+    pub fn expect_narrow<T>(self, op: &'static str, arg: &'static str) -> Result<()> {
+        let limit = 1 << 31;
+        let bytes = self.cols * size_of::<T>();
+        let unit = if bytes.is_multiple_of(PACKET) { PACKET } else { 1 };
+        if self.rows > 1 && (bytes / unit) as u64 >= limit {
+            return Err(Error::too_large(op, arg, format!("rows of {bytes} bytes"), limit * unit as u64));
+        }
+        Ok(())
+    }
+
+    /// The rows of units of `unit` bytes, from unit `first` of each part on; and the byte at which those rows begin in a tensor with
+    /// `between_rows` units between its rows.
+    pub fn split<T>(
+        self,
+        world: usize,
+        unit: usize,
+        first: usize,
+    ) -> (Split, impl Fn(usize) -> u64 + use<T>) {
+        let Self { rows, cols } = self;
+        let units = cols * size_of::<T>() / unit;
+        // A single row of any length is a row of the units that are left.
+        let (row, column) = if rows > 1 { (first / units, first % units) } else { (0, 0) };
+        let narrow = u32::try_from(units).unwrap_or(u32::MAX);
+        let split = Split {
+            first: column as u32,
+            cols: narrow,
+            inverse: u32::MAX / narrow.max(1),
+            unused: 0,
+            part: units as u64,
+            row: (world * units) as u64,
+        };
+        let skipped = if rows > 1 { 0 } else { first };
+        (split, move |between_rows| ((row * between_rows + skipped) * unit) as u64)
+    }
 }
 
 /// Index of a world size in the kernel tables: 1, 2, 4, 8.

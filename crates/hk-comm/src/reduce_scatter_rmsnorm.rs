@@ -13,11 +13,11 @@ static KERNELS: [[KernelRef<NormParams>; 4]; 2] =
 /// [`all_reduce_rmsnorm`](crate::all_reduce_rmsnorm()) of each rank's part of the rows: rank k of `world` gets rows
 /// `k * rows` .. `(k + 1) * rows` of what that gives, bit for bit.
 ///
-/// | arg               | shape                  | dtype                         | layout                  |
-/// |-------------------|------------------------|-------------------------------|-------------------------|
-/// | `x`               | `[world * rows, cols]` | `bf16`, `f16`                 | contiguous, on 16 bytes |
-/// | `residual`, `out` | `[rows, cols]`         | as `x`                        | contiguous, on 16 bytes |
-/// | `weight`          | `[cols]`               | as `x`                        | contiguous, on 16 bytes |
+/// | arg               | shape                  | dtype                         | layout                                  |
+/// |-------------------|------------------------|-------------------------------|-----------------------------------------|
+/// | `x`               | `[world * rows, cols]` | `bf16`, `f16`                 | unit stride on `cols`, rows on 16 bytes |
+/// | `residual`, `out` | `[rows, cols]`         | as `x`                        | contiguous, on 16 bytes                 |
+/// | `weight`          | `[cols]`               | as `x`                        | contiguous, on 16 bytes                 |
 /// | `q`, `scale`      |                        |                               | [`QuantizedRows`](crate::QuantizedRows) of `rows` rows |
 ///
 /// The sequence-parallel form of a layer: between two GEMMs each rank has a part of the rows. [`all_gather`](crate::all_gather()) of `out`,

@@ -3,11 +3,12 @@
 use crate::common::quantized::{Buffers, KINDS, Kind};
 use crate::common::{Ranks, bits, integers, options, random, sum};
 use hk_comm::{
-    Algorithm, NormOptions, NormOutputs, P2pOptions, all_gather, all_gather_in_place, all_reduce,
-    all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter, reduce_scatter_rmsnorm,
+    Algorithm, NormOptions, NormOutputs, P2pOptions, all_gather, all_gather_dim, all_gather_in_place,
+    all_reduce, all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter, reduce_scatter_dim,
+    reduce_scatter_rmsnorm,
 };
 use hk_core::quant::Quantized;
-use hk_core::{Arch, Float, Fp8E4M3, Fp8E4M3Fnuz, bf16, f16};
+use hk_core::{Arch, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16, f16};
 use proptest::prelude::*;
 
 /// Reduce-scatter gives each rank its part of the sum, and all-gather of the parts is the all-reduce.
@@ -61,6 +62,114 @@ proptest! {
         for arch in Arch::AMD {
             halves_are_the_whole::<bf16>(&mut Ranks::new(arch, 1 << log), packets, seed);
         }
+    }
+}
+
+/// Along any axis: reduce-scatter gives the part, all-gather of the parts the whole, which is the all-reduce.
+fn halves_along_an_axis(ranks: &mut Ranks, part: [usize; 3], dim: usize, seed: u64) {
+    let world = ranks.comms.len();
+    let mut whole = part;
+    whole[dim] *= world;
+    let (n, all) = (part.iter().product::<usize>(), whole.iter().product::<usize>());
+    let x: Vec<Vec<bf16>> = (0..world as u64).map(|rank| random(8 * seed + rank, all)).collect();
+    let total = sum(&x);
+    let outcomes = ranks.each(|rank, comm, stream| {
+        let x = stream.upload(&x[rank]).unwrap();
+        let mut y = stream.alloc_zeroed::<bf16>(n).unwrap();
+        let mut z = stream.alloc_zeroed::<bf16>(all).unwrap();
+        reduce_scatter_dim(comm, stream, x.view(whole).unwrap(), y.view_mut(part).unwrap(), dim).unwrap();
+        all_gather_dim(comm, stream, y.view(part).unwrap(), z.view_mut(whole).unwrap(), dim).unwrap();
+        comm.check().unwrap();
+        (stream.download(&y).unwrap(), stream.download(&z).unwrap())
+    });
+    let cols: usize = part[dim..].iter().product();
+    for (rank, (y, z)) in outcomes.iter().enumerate() {
+        let rows = total.chunks(world * cols).flat_map(|row| &row[rank * cols..(rank + 1) * cols]);
+        let want: Vec<bf16> = rows.copied().collect();
+        assert_eq!(bits(y), bits(&want), "part {rank} of {part:?} along axis {dim}");
+        assert_eq!(bits(z), bits(&total), "{part:?} along axis {dim}, rank {rank}");
+    }
+}
+
+#[test]
+fn halves_along_every_axis() {
+    let small = P2pOptions { buffer_bytes: 2048, ..options() };
+    for world in [1, 2, 4, 8] {
+        for ranks in [&mut Ranks::new(Arch::Gfx942, world), &mut Ranks::with(Arch::Gfx950, world, "", &small)]
+        {
+            for dim in 0..3 {
+                halves_along_an_axis(ranks, [3, 5, 24], dim, 9);
+                halves_along_an_axis(ranks, [1, 7, 8], dim, 10);
+            }
+        }
+    }
+}
+
+/// Rows of any number of bytes, of any type, along the last axis.
+#[test]
+fn bytes_are_gathered_along_an_axis() {
+    let small = P2pOptions { buffer_bytes: 64, ..options() };
+    for world in [2, 4] {
+        let mut ranks = Ranks::with(Arch::Gfx942, world, "", &small);
+        for [rows, cols] in [[5, 1], [3, 13], [7, 32]] {
+            let value = |rank: usize, i: usize| (i * 31 + rank * 7) as u8;
+            let want = (0..rows).flat_map(|row| (0..world).map(move |rank| (row, rank)));
+            let want = want.flat_map(|(row, rank)| (0..cols).map(move |i| value(rank, row * cols + i)));
+            let want: Vec<u8> = want.collect();
+            let got = ranks.each(|rank, comm, stream| {
+                let x: Vec<u8> = (0..rows * cols).map(|i| value(rank, i)).collect();
+                let x = stream.upload(&x).unwrap();
+                let mut y = stream.alloc_zeroed::<u8>(rows * world * cols).unwrap();
+                let view = y.view_mut([rows, world * cols]).unwrap();
+                all_gather_dim(comm, stream, x.view([rows, cols]).unwrap(), view, 1).unwrap();
+                stream.download(&y).unwrap()
+            });
+            assert!(got.iter().all(|got| *got == want), "[{rows}, {cols}] of {world} ranks");
+        }
+    }
+}
+
+/// Rows of x that are padded: what lies between them does not count.
+#[test]
+fn padded_rows_are_rows() {
+    let small = P2pOptions { buffer_bytes: 4096, ..options() };
+    let (world, rows, cols, padded) = (2, 6, 136, 160);
+    let norms = |ranks: &mut Ranks, row: usize| {
+        ranks.each(|rank, comm, stream| {
+            let values = random::<bf16>(rank as u64, rows * cols);
+            let mut x = vec![bf16::NAN; rows * row];
+            for (to, from) in x.chunks_mut(row).zip(values.chunks(cols)) {
+                to[..cols].copy_from_slice(from);
+            }
+            let x = stream.upload(&x).unwrap();
+            let layout = || Layout::with_strides([rows, cols], [row, 1]).unwrap();
+            let weight = stream.upload(&random::<bf16>(70, cols)).unwrap();
+            let own = rows / world;
+            let mut buffers =
+                [rows, rows, own, own].map(|rows| stream.upload(&random::<bf16>(71, rows * cols)).unwrap());
+            let [residual, out, part_residual, part_out] = &mut buffers;
+            let options = NormOptions::default();
+            let outputs = NormOutputs::<bf16, Fp8E4M3Fnuz> {
+                residual: residual.view_mut([rows, cols]).unwrap(),
+                out: Some(out.view_mut([rows, cols]).unwrap()),
+                quantized: None,
+            };
+            let view = x.view_with(layout(), 0).unwrap();
+            let weights = weight.view([cols]).unwrap();
+            all_reduce_rmsnorm(comm, stream, view, weights, outputs, options, Algorithm::TwoShot).unwrap();
+            let outputs = NormOutputs::<bf16, Fp8E4M3Fnuz> {
+                residual: part_residual.view_mut([own, cols]).unwrap(),
+                out: Some(part_out.view_mut([own, cols]).unwrap()),
+                quantized: None,
+            };
+            reduce_scatter_rmsnorm(comm, stream, view, weights, outputs, options).unwrap();
+            comm.check().unwrap();
+            buffers.map(|buffer| bits(&stream.download(&buffer).unwrap()).to_vec())
+        })
+    };
+    for options in [&options(), &small] {
+        let mut ranks = Ranks::with(Arch::Gfx942, world, "", options);
+        assert!(norms(&mut ranks, padded) == norms(&mut ranks, cols));
     }
 }
 

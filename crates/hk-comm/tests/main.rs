@@ -6,6 +6,8 @@ mod common;
 mod faults;
 mod halves;
 mod layers;
+#[cfg(target_os = "linux")]
+mod processes;
 mod quantized;
 mod rccl;
 #[cfg(any(feature = "hip", feature = "cuda"))]

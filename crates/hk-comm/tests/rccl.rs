@@ -468,6 +468,39 @@ fn refusals() {
         Error::DType { got: DType::I16, .. },
         "bf16"
     );
+    let mut scratch = stream.upload(&[0.0f32; 8]).unwrap();
+    macro_rules! workspace {
+        ($shape:expr) => {
+            scratch.view_mut_with(Layout::contiguous($shape).unwrap(), 0).unwrap()
+        };
+    }
+    let [wide, narrow] = [[2, 4], [2, 2]].map(|shape| Layout::contiguous(shape).unwrap());
+    macro_rules! gathered {
+        ($workspace:expr, $dim:expr) => {
+            comm.all_gather_dim(
+                stream,
+                x.view_with(narrow, 0).unwrap(),
+                $workspace,
+                y.view_mut_with(wide, 0).unwrap(),
+                $dim,
+            )
+        };
+    }
+    refused!(gathered!(workspace!([2, 4]), 2), Error::Argument { arg: "dim", .. }, "axis of x [2, 2]");
+    refused!(gathered!(workspace!([2, 4]), 0), Error::Shape { arg: "y", .. }, "[4, 2]");
+    refused!(gathered!(workspace!([8]), 1), Error::Shape { arg: "workspace", .. }, "[2, 4]");
+    refused!(
+        comm.reduce_scatter_dim(
+            stream,
+            x.view_with(wide, 0).unwrap(),
+            workspace!([4, 2]),
+            y.view_mut_with(narrow, 0).unwrap(),
+            sum,
+            1
+        ),
+        Error::Shape { arg: "workspace", .. },
+        "reduce_scatter_dim"
+    );
     refused!(comm.split(Some(u32::MAX), 0), Error::Argument { arg: "color", .. }, "split");
     // Nothing was queued; no elements are no call.
     comm.all_reduce(stream, view(0), y.view_mut([8]).unwrap().split_at(0, 0).unwrap().0, sum).unwrap();
@@ -488,4 +521,42 @@ fn an_id_travels_over_tcp() {
     drop(listener);
     let error = UniqueId::fetch(address, Duration::from_millis(30)).unwrap_err();
     assert!(matches!(error, Error::Argument { arg: "address", .. }), "{error}");
+}
+
+/// Along any axis, by packets and by bytes: reduce-scatter gives the part, all-gather of the parts the whole.
+#[test]
+fn halves_along_every_axis() {
+    fn check<T: Float>(world: usize, part: [usize; 3], dim: usize) {
+        let mut whole = part;
+        whole[dim] *= world;
+        let (n, all) = (part.iter().product::<usize>(), whole.iter().product::<usize>());
+        let inputs: Vec<Vec<T>> = (0..world).map(|rank| random(rank as u64, all)).collect();
+        let total = sum(&inputs);
+        let results = each(ranks(Arch::Gfx942, world), |comm, stream| {
+            let x = stream.upload(&inputs[comm.rank()]).unwrap();
+            let mut y = stream.alloc_zeroed::<T>(n).unwrap();
+            let [mut workspace, mut z] = [(), ()].map(|()| stream.alloc_zeroed::<T>(all).unwrap());
+            let view = workspace.view_mut(whole).unwrap();
+            let (x, out) = (x.view(whole).unwrap(), y.view_mut(part).unwrap());
+            comm.reduce_scatter_dim(stream, x, view, out, ReduceOp::Sum, dim).unwrap();
+            let (view, out) = (workspace.view_mut(whole).unwrap(), z.view_mut(whole).unwrap());
+            comm.all_gather_dim(stream, y.view(part).unwrap(), view, out, dim).unwrap();
+            comm.check().unwrap();
+            (stream.download(&y).unwrap(), stream.download(&z).unwrap())
+        });
+        let cols: usize = part[dim..].iter().product();
+        for (rank, (y, z)) in results.iter().enumerate() {
+            let rows = total.chunks(world * cols).flat_map(|row| &row[rank * cols..(rank + 1) * cols]);
+            let want: Vec<T> = rows.copied().collect();
+            let name = format!("{part:?} of {} along axis {dim}, rank {rank} of {world}", T::DTYPE);
+            assert!(bits(y) == bits(&want), "part: {name}");
+            assert!(bits(z) == bits(&total), "whole: {name}");
+        }
+    }
+    for dim in 0..3 {
+        check::<f32>(3, [3, 5, 8], dim);
+        check::<bf16>(2, [7, 9, 3], dim);
+        check::<bf16>(1, [2, 3, 4], dim);
+        check::<f16>(4, [2, 40, 64], dim);
+    }
 }

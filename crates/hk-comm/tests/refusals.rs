@@ -2,8 +2,9 @@
 
 use crate::common::{options, streams};
 use hk_comm::{
-    Algorithm, NormOptions, NormOutputs, P2pComm, P2pOptions, QuantizedRows, all_gather, all_gather_in_place,
-    all_reduce, all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter, reduce_scatter_rmsnorm,
+    Algorithm, NormOptions, NormOutputs, P2pComm, P2pOptions, QuantizedRows, all_gather, all_gather_dim,
+    all_gather_in_place, all_reduce, all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter,
+    reduce_scatter_dim, reduce_scatter_rmsnorm,
 };
 use hk_core::quant::{BlockScale, GroupSize};
 use hk_core::{Arch, Device, E8M0, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
@@ -94,6 +95,11 @@ fn tensors_of_all_reduce() {
         |e| matches!(e, Error::Align { .. }),
         &["y"],
     );
+    let whole = y.view_mut([512]).unwrap();
+    let shifted = whole.alias().slice(0, 4..260).unwrap();
+    let (front, _) = whole.split_at(0, 256).unwrap();
+    let result = all_reduce(&mut comm, &stream, shifted, front, auto);
+    refused(result, |e| matches!(e, Error::Overlap { .. }), &["all_reduce", "x", "y"]);
     let foreign = crate::common::streams(Arch::Gfx942, 1, "").remove(0);
     let mut z = foreign.alloc_zeroed::<f32>(8).unwrap();
     let result = all_reduce_in_place(&mut comm, &stream, z.view_mut([8]).unwrap(), auto);
@@ -140,6 +146,19 @@ fn tensors_of_all_reduce_rmsnorm() {
     }
     let wrong = NormOptions { weight_offset: f32::NAN, ..fine };
     refused(call([4, 64], 64, Some([4, 64]), wrong), argument, &["weight_offset"]);
+
+    // Rows that are not on 16 bytes, columns that are apart.
+    for strides in [[68, 1], [64, 2]] {
+        let x = x.view_with(Layout::with_strides([3, 64], strides).unwrap(), 0).unwrap();
+        let outputs = Out {
+            residual: residual.view_mut_with(shape([3, 64]), 0).unwrap(),
+            out: Some(out.view_mut_with(shape([3, 64]), 0).unwrap()),
+            quantized: None,
+        };
+        let weight = weight.view_with(Layout::contiguous([64]).unwrap(), 0).unwrap();
+        let result = all_reduce_rmsnorm(&mut comm, &stream, x, weight, outputs, fine, Algorithm::Auto);
+        refused(result, |e| matches!(e, Error::Stride { .. }), &["all_reduce_rmsnorm: x"]);
+    }
 
     // An fp8 of another target, f32 rows, an output over an input.
     let view = |dims: [usize; 2]| x.view_with(shape(dims), 0).unwrap();
@@ -240,6 +259,13 @@ fn tensors_of_reduce_scatter_and_all_gather() {
     }
     let (x, y) = (a.view_with(dims(6), 0).unwrap(), b.view_mut_with(dims(3), 0).unwrap());
     refused(reduce_scatter(&mut comm, stream, x, y), unsupported, &["y of 24 bytes", "packets of 16"]);
+    let (x, y) = (a.view_with(dims(4), 0).unwrap(), b.view_mut_with(dims(8), 0).unwrap());
+    refused(all_gather_dim(&mut comm, stream, x, y, 2), argument, &["all_gather: dim", "2", "axis of x"]);
+    let (x, y) = (a.view_with(dims(4), 0).unwrap(), b.view_mut_with(dims(8), 0).unwrap());
+    refused(all_gather_dim(&mut comm, stream, x, y, 1), shape_error, &["all_gather: y", "[4, 4]"]);
+    let (x, y) =
+        (a.view([16, 4]).unwrap(), b.view_mut_with(Layout::contiguous([16, 2]).unwrap(), 0).unwrap());
+    refused(reduce_scatter_dim(&mut comm, stream, x, y, 1), unsupported, &["a row of y of 8 bytes", "16"]);
     let odd = b.view_mut_with(dims(3), 0).unwrap();
     refused(all_gather_in_place(&mut comm, stream, odd), shape_error, &["all_gather: y", "2 parts"]);
     let align = |e: &Error| matches!(e, Error::Align { .. });

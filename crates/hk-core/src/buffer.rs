@@ -5,6 +5,7 @@ use crate::driver::Dependency;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
+use crate::shared::RAW_BYTES;
 use crate::stream::Stream;
 use crate::tensor::{TensorView, TensorViewMut};
 use std::fmt;
@@ -116,6 +117,11 @@ impl Storage {
     /// Uninitialised memory that several devices access at the same time.
     pub fn new_shared(stream: &Stream, bytes: usize, label: &dyn fmt::Display) -> Result<Self> {
         Self::allocate(stream, bytes, || stream.driver().malloc_shared(stream.handle(), bytes as u64, label))
+    }
+
+    /// Memory of another process.
+    pub fn imported(stream: &Stream, bytes: usize, handle: &[u8; RAW_BYTES]) -> Result<Self> {
+        Self::allocate(stream, bytes, || stream.driver().import(handle))
     }
 
     fn allocate(stream: &Stream, bytes: usize, malloc: impl FnOnce() -> Result<u64>) -> Result<Self> {

@@ -2,6 +2,7 @@
 
 use crate::device::DeviceInfo;
 use crate::error::Result;
+use crate::shared::RAW_BYTES;
 use hk_codeobj::Kernel as KernelInfo;
 use std::any::Any;
 use std::ffi::c_void;
@@ -58,7 +59,7 @@ pub(crate) struct Dispatch<'a> {
 /// A device as a driver presents it.
 ///
 /// Work on a stream runs in order; different streams are ordered by events only. Everything but `synchronize`,
-/// `read`, `write`, `take_counters` and `take_profiles` returns once the work is queued. A failure of queued work is reported by
+/// `read`, `write`, `take_counters`, `take_profiles` and `take_launches` returns once the work is queued. A failure of queued work is reported by
 /// the next synchronising call.
 pub(crate) trait Driver: Any + Send + Sync {
     fn info(&self) -> &DeviceInfo;
@@ -78,7 +79,11 @@ pub(crate) trait Driver: Any + Send + Sync {
     fn malloc_shared(&self, stream: &Handle, bytes: u64, label: &dyn fmt::Display) -> Result<u64> {
         self.malloc(stream, bytes, label)
     }
-    /// Releases memory once everything queued on `stream` so far is done.
+    /// What another process opens memory of `malloc_shared` by.
+    fn export(&self, addr: u64) -> Result<[u8; RAW_BYTES]>;
+    /// Opens memory of another process. Kernels of this device can access it until `free`.
+    fn import(&self, handle: &[u8; RAW_BYTES]) -> Result<u64>;
+    /// Releases memory once everything queued on `stream` so far is done; closes what `import` gave.
     fn free(&self, stream: &Handle, addr: u64);
     /// Zeroed host memory that asynchronous copies can use, aligned to 64 bytes. `bytes > 0`.
     fn malloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
@@ -148,6 +153,12 @@ pub(crate) trait Driver: Any + Send + Sync {
     /// The same by kernel and source line, where the device counts so.
     #[cfg(feature = "emu")]
     fn take_profiles(&self, stream: &Handle) -> Result<Vec<crate::Profile>> {
+        self.synchronize(stream).map(|()| Vec::new())
+    }
+
+    /// Each launch with its modelled time, where the device models it.
+    #[cfg(feature = "time")]
+    fn take_launches(&self, stream: &Handle) -> Result<Vec<crate::Modelled>> {
         self.synchronize(stream).map(|()| Vec::new())
     }
 }

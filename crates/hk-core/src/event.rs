@@ -30,12 +30,14 @@ impl Event {
         self.device.driver().synchronize_event(&self.handle)
     }
 
-    /// Time from `earlier` to this event on the device; blocks until both are done. On the emulator this is the
-    /// time the emulator took, which says nothing about a GPU.
+    /// Time from `earlier` to this event on the device; blocks until both are done. On an emulated device with the
+    /// option `time` this is modelled time, of launches, fills and copies on the device; without it, the time the emulator
+    /// took, which says nothing about a GPU.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`](crate::Error::DeviceMismatch) for events of two devices, [`Error::Argument`](crate::Error::Argument) if `earlier` is the later one,
-    /// otherwise as [`Event::synchronize`].
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if a launch before one of them has no modelled time, otherwise as
+    /// [`Event::synchronize`].
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
         const OP: &str = "Event::elapsed_since";
         self.device.expect_same(OP, "earlier", &earlier.device)?;

@@ -25,6 +25,7 @@ pub mod plan;
 pub mod quant;
 #[cfg(feature = "registry")]
 pub mod registry;
+mod shared;
 mod stream;
 mod tensor;
 
@@ -41,6 +42,8 @@ pub use graph::Graph;
 pub use hk_codeobj::{Arch, Kernel as KernelInfo};
 #[cfg(feature = "emu")]
 pub use hk_emu::{Check, Checks, Counters, Details, Fault, LineCounters, Profile, Resources};
+#[cfg(feature = "time")]
+pub use hk_time::launch::Launch as ModelledLaunch;
 pub use host::HostBuffer;
 pub use index::IndexView;
 #[cfg(feature = "emu")]
@@ -49,8 +52,13 @@ pub use launch::{Launch, LaunchConfig};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel, LoadedKernel};
 pub use params::KernelRef;
+pub use shared::SharedHandle;
 pub use stream::Stream;
 pub use tensor::{Aliasing, NamedOperand, Operand, TensorView, TensorViewMut, check_aliases, check_overlap};
+
+/// A launch with its modelled time, or its kernel and why it has none.
+#[cfg(feature = "time")]
+pub type Modelled = std::result::Result<ModelledLaunch, String>;
 
 /// Includes what the build script of a family crate has compiled: a private module `kernels` with one
 /// [`CodeObjects`] per HIP source, and a module per namespace of parameter structs. For `crates/hk-norm/hip/rmsnorm.hip` these

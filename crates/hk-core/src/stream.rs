@@ -364,6 +364,16 @@ impl Stream {
         self.driver().take_profiles(self.handle())
     }
 
+    /// Each launch on this stream since the last call with its modelled time, or why it has none, in order. Empty but for an emulated device with
+    /// the options `time` and `details`. Blocks until all queued work is done.
+    ///
+    /// # Errors
+    /// As [`synchronize`](Self::synchronize).
+    #[cfg(feature = "time")]
+    pub fn take_launches(&self) -> Result<Vec<crate::Modelled>> {
+        self.driver().take_launches(self.handle())
+    }
+
     /// Sets every byte. The storage is known to be used on this stream.
     pub(crate) fn fill_bytes(&self, storage: &Storage, value: u8) -> Result<()> {
         match storage.bytes() as u64 {

@@ -197,6 +197,39 @@ fn events_measure_time_between_them() {
 }
 
 #[test]
+fn events_measure_modelled_time_where_it_is_asked_for() {
+    let open = |spec: &str| Device::open(spec).map(|device| device.create_stream().unwrap());
+    let stream = open("emu:gfx942?time=mi325x&delay_ms=5").unwrap();
+    let other = stream.device().create_stream().unwrap();
+    let mut x = stream.alloc_zeroed::<f32>(1 << 20).unwrap();
+    stream.synchronize().unwrap();
+    let fills = |n: usize, x: &mut DeviceBuffer<f32>| {
+        let start = stream.record().unwrap();
+        (0..n).for_each(|_| stream.fill(x, 1.0).unwrap());
+        let end = stream.record().unwrap();
+        (end.elapsed_since(&start).unwrap(), end)
+    };
+    let (one, _) = fills(1, &mut x);
+    // 4 MiB at the rate of HBM, and a launch.
+    assert!(one > Duration::from_nanos(700) && one < Duration::from_micros(20), "{one:?}");
+    let (three, end) = fills(3, &mut x);
+    assert!(three.abs_diff(3 * one) < Duration::from_nanos(10), "{three:?} {one:?}");
+    // A stream that waits for an event goes on when the event is.
+    let begun = other.record().unwrap();
+    other.wait(&end).unwrap();
+    let reached = other.record().unwrap();
+    assert!(reached.elapsed_since(&begun).unwrap() >= three);
+    for (spec, part) in [
+        ("emu:gfx942?time=mi355x", "one of mi300x, mi308x, mi325x"),
+        ("emu:gfx950?time=h100", "one of mi350x, mi355x"),
+        ("emu:gfx950?sampled=true", "with time=PART"),
+    ] {
+        let error = open(spec).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn streams_without_an_event_between_them_are_reported() {
     let a = Device::open("emu:gfx942?sanitize=streams").unwrap().create_stream().unwrap();
     let b = a.device().create_stream().unwrap();

@@ -1,9 +1,10 @@
 //! A rank, and what it calls.
 
 use crate::arithmetic::{DataType, Reduction, reduce};
-use crate::hub::{self, Blob, Caller, Request};
+use crate::hub::{self, Caller, Request};
 use crate::id::{UniqueId, process};
 use crate::{Failure, remote};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -83,6 +84,9 @@ pub trait Memory {
     fn write(&self, addr: u64, data: &[u8]) -> Result<(), String>;
 }
 
+/// What a rank has told.
+type Bytes = Arc<[u8]>;
+
 /// A rank of a communicator. Dropping it leaves the communicator.
 #[derive(Debug)]
 pub struct Communicator {
@@ -114,7 +118,7 @@ impl Communicator {
         let caller = Caller { key: id.number(), rank, timeout };
         let own = Self::enter(caller, elsewhere, world)?;
         let devices = own.ask(Request::Exchange(device.as_bytes().into()))?;
-        let first = |device: &Blob| devices.iter().position(|other| other == device).unwrap_or(0);
+        let first = |device: &Bytes| devices.iter().position(|other| other == device).unwrap_or(0);
         match devices.iter().enumerate().find(|(at, device)| first(device) < *at) {
             None => Ok(own),
             Some((at, both)) => {
@@ -156,7 +160,7 @@ impl Communicator {
         own.extend(color.iter().flat_map(|color| color.to_le_bytes()));
         let all = self.ask(Request::Exchange(own.into()))?;
         let Some(color) = color else { return Ok(None) };
-        let of = |(rank, blob): (usize, &Blob)| {
+        let of = |(rank, blob): (usize, &Bytes)| {
             let (key, other) = blob.split_first_chunk()?;
             (other == color.to_le_bytes()).then_some((i32::from_le_bytes(*key), rank))
         };
@@ -198,7 +202,7 @@ impl Communicator {
         for call in calls {
             if let Kind::Send(to) = call.kind {
                 let blob = message(call, &read(memory, call.send, bytes(call.count, call.data)?)?);
-                let number = self.ask(Request::Post(to, blob))?;
+                let number = self.ask(Request::Post(to, blob.into()))?;
                 let number = number.first().and_then(|n| n[..].try_into().ok()).map_or(0, u64::from_le_bytes);
                 posted.push((to, number));
             }
@@ -236,7 +240,7 @@ impl Communicator {
             Kind::ReduceScatter(_) | Kind::AllToAll => read(memory, call.send, all)?,
             _ => read(memory, call.send, size)?,
         };
-        let blobs = self.ask(Request::Exchange(message(call, &sent)))?;
+        let blobs = self.ask(Request::Exchange(message(call, &sent).into()))?;
         let messages: Vec<_> = blobs.iter().map(|blob| parts(blob)).collect();
         for (other, (theirs, ..)) in messages.iter().enumerate() {
             self.compare(call, other, theirs)?;
@@ -272,9 +276,13 @@ impl Communicator {
         let _ = self.ask(Request::Abort);
     }
 
-    fn ask(&self, request: Request) -> Result<Vec<Blob>, Failure> {
+    fn ask(&self, request: Request) -> Result<Vec<Bytes>, Failure> {
         match &self.elsewhere {
-            None => hub::handle(&self.caller, request),
+            None => {
+                let lost = |error: std::io::Error| Failure::Transport(error.to_string());
+                let blobs = hub::handle(&self.caller, request)?;
+                blobs.iter().map(|blob| blob.bytes().map_err(lost)).collect()
+            }
             Some(process) => remote::ask(process, &self.caller, &request),
         }
     }
@@ -301,13 +309,13 @@ fn read(memory: &dyn Memory, addr: u64, bytes: usize) -> Result<Vec<u8>, Failure
 }
 
 /// What a rank tells the others: its call, its scalar, its data.
-fn message(call: &Call, data: &[u8]) -> Blob {
+fn message(call: &Call, data: &[u8]) -> Vec<u8> {
     let text = call.describe();
     let mut message = (text.len() as u64).to_le_bytes().to_vec();
     message.extend(text.as_bytes());
     message.extend(call.scalar().to_le_bytes());
     message.extend(data);
-    message.into()
+    message
 }
 
 fn parts(message: &[u8]) -> (String, f64, &[u8]) {

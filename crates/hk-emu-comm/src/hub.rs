@@ -1,12 +1,10 @@
 //! Where the ranks of a communicator meet, in the process of its unique id.
 
 use crate::Failure;
+use crate::blob::Blob;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Bytes of a rank for others.
-pub(crate) type Blob = Arc<[u8]>;
 
 /// What a rank asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -199,7 +197,7 @@ impl Hub {
         lane.posted += 1;
         let number = lane.posted.to_le_bytes();
         self.changed.notify_all();
-        Ok(number.into())
+        Ok(Blob::from(number))
     }
 
     fn take(&self, caller: &Caller, from: usize) -> Result<Blob, Failure> {
@@ -262,7 +260,7 @@ mod tests {
         for rank in 0..3 {
             handle(&of(rank), Request::Join(3)).unwrap();
         }
-        let blob: Blob = [1u8].into();
+        let blob = Blob::from([1u8]);
         let outcomes = std::thread::scope(|scope| {
             let ranks =
                 [0, 2].map(|rank| scope.spawn(move || handle(&of(rank), Request::Exchange([1u8].into()))));

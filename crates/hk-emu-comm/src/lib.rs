@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod arithmetic;
+mod blob;
 mod communicator;
 mod hub;
 mod id;

@@ -211,6 +211,22 @@ fn calls_of_two(comm: &Communicator) {
     comm.run(&group, &memory).unwrap();
     let own = 10 + rank as i32;
     assert_eq!(memory.values(), [own, 10, 11, 21 - own]);
+    // Far more than goes through a socket at once, of each rank other values, twice.
+    let n = 100_000;
+    for round in 0..2 {
+        let value = |rank: usize, i: usize| (i * (3 + rank) + round) as i32;
+        let input: Vec<i32> = (0..4 * n).map(|i| value(rank, i)).collect();
+        let memory = Plain::new(&input);
+        let group = [
+            call(Kind::AllGather, n, 0, n as u64),
+            call(Kind::Send(1 - rank), n, 0, 0),
+            call(Kind::Recv(1 - rank), n, 0, 3 * n as u64),
+        ];
+        comm.run(&group, &memory).unwrap();
+        let parts = [rank, 0, 1, 1 - rank].into_iter();
+        let want: Vec<i32> = parts.flat_map(|rank| (0..n).map(move |i| value(rank, i))).collect();
+        assert!(memory.values() == want);
+    }
     let swapped = comm.split(Some(0), -(rank as i32)).unwrap().unwrap();
     assert_eq!(swapped.rank(), 1 - rank);
     let wrong = comm.run(&[call(Kind::Broadcast(rank), 1, 0, 1)], &memory);

@@ -11,8 +11,8 @@ use crate::abi::{PropertiesR0000, PropertiesR0600};
 use crate::capture::forbid_any;
 use crate::error::{self, HipError, Result};
 use crate::host::{get, put, put_if, put_string, string};
-use crate::memory;
-use crate::runtime::{CONTEXTS, Device, Tag, api, last_error, runtime};
+use crate::runtime::{CONTEXTS, Device, Tag, api, last_error, lock, runtime};
+use crate::{memory, pool, queue};
 
 /// HIP 6.4: `10 000 000 * major + 100 000 * minor + patch`.
 const VERSION: c_int = 60_400_000;
@@ -62,7 +62,13 @@ impl Device {
     }
 
     pub fn memory_bytes(&self) -> u64 {
-        self.part().memory_bytes
+        self.memory.unwrap_or(self.part().memory_bytes)
+    }
+
+    /// Bytes that the program can still allocate.
+    pub fn free_bytes(&self) -> u64 {
+        let left = self.memory_bytes().saturating_sub(self.used.load(Relaxed));
+        if self.memory.is_some() { left } else { left.min(memory::available()) }
     }
 
     pub fn compute_units(&self) -> i32 {
@@ -84,7 +90,7 @@ impl Device {
 
     fn uuid(&self) -> [u8; 16] {
         let mut uuid = *b"hk-emu-device-00";
-        uuid[15] += self.ordinal as u8;
+        uuid[15] += self.slot as u8;
         uuid
     }
 
@@ -94,7 +100,7 @@ impl Device {
         let mut p = PropertiesR0600::zeroed();
         fill(&mut p.name, &self.name());
         p.uuid = self.uuid();
-        p.total_global_mem = part.memory_bytes;
+        p.total_global_mem = self.memory_bytes();
         p.shared_mem_per_block = self.arch.lds_bytes().into();
         p.regs_per_block = REGISTERS;
         p.warp_size = attribute(87);
@@ -121,6 +127,7 @@ impl Device {
         p.shared_mem_per_multiprocessor = self.arch.lds_bytes().into();
         p.regs_per_multiprocessor = REGISTERS;
         p.managed_memory = attribute(24);
+        p.concurrent_managed_access = attribute(9);
         p.can_use_host_pointer_for_registered_mem = attribute(4);
         p.shared_mem_per_block_optin = self.arch.lds_bytes().into();
         p.max_blocks_per_multi_processor = attribute(25);
@@ -165,6 +172,7 @@ impl Device {
         p.texture_alignment = new.texture_alignment;
         p.texture_pitch_alignment = new.texture_pitch_alignment;
         p.managed_memory = new.managed_memory;
+        p.concurrent_managed_access = new.concurrent_managed_access;
         p
     }
 
@@ -175,31 +183,31 @@ impl Device {
         Some(match number {
             3 | 4 => 1,                                            // mapped, registered host memory
             5 => part.clock_khz,                                   // ClockRate
-            8 => 1,                                                // ConcurrentKernels
-            19 => L2_BYTES,                                        // L2CacheSize
-            23 => 9,                                               // ComputeCapabilityMajor
-            24 => 1,                                               // ManagedMemory
-            25 => 32,                                              // MaxBlocksPerMultiProcessor
-            26..=28 | 55 | 56 => 1024, // MaxBlockDim, MaxThreadsDim, MaxThreadsPerBlock
-            29 => c_int::MAX,          // MaxGridDimX
-            30 | 31 => MAX_GRID_YZ,    // MaxGridDimY, Z
-            57 => THREADS_PER_CU,      // MaxThreadsPerMultiProcessor
-            58 => int(MAX_PITCH),      // MaxPitch
-            59 => BUS_BITS,            // MemoryBusWidth
-            60 => part.memory_clock_khz, // MemoryClockRate
-            61 => part.minor,          // ComputeCapabilityMinor
+            8 | 9 => 1,                        // ConcurrentKernels, ConcurrentManagedAccess
+            19 => L2_BYTES,                    // L2CacheSize
+            23 => 9,                           // ComputeCapabilityMajor
+            24 => 1,                           // ManagedMemory
+            25 => 32,                          // MaxBlocksPerMultiProcessor
+            26..=28 | 55 | 56 => 1024,         // MaxBlockDim, MaxThreadsDim, MaxThreadsPerBlock
+            29 => c_int::MAX,                  // MaxGridDimX
+            30 | 31 => MAX_GRID_YZ,            // MaxGridDimY, Z
+            57 => THREADS_PER_CU,              // MaxThreadsPerMultiProcessor
+            58 => int(MAX_PITCH),              // MaxPitch
+            59 => BUS_BITS,                    // MemoryBusWidth
+            60 => part.memory_clock_khz,       // MemoryClockRate
+            61 => part.minor,                  // ComputeCapabilityMinor
             63 | 10_015 => part.compute_units, // MultiprocessorCount, physical
-            67 => self.ordinal as c_int + 1, // PciBusId
-            71 | 72 => REGISTERS,      // MaxRegistersPerBlock, per multiprocessor
+            67 => self.slot as c_int + 1,      // PciBusId
+            71 | 72 => REGISTERS,              // MaxRegistersPerBlock, per multiprocessor
             74..=76 | 10_002 => int(self.arch.lds_bytes().into()), // shared memory per block, multiprocessor
-            78 => 1,                   // StreamPrioritiesSupported
-            81 | 82 => TEXTURE_ALIGN,  // TextureAlignment, pitch alignment
-            83 => int(MAX_PITCH),      // TotalConstantMemory
-            84 => int(part.memory_bytes), // TotalGlobalMem
-            85 => 1,                   // UnifiedAddressing
+            78 => 1,                           // StreamPrioritiesSupported
+            81 | 82 => TEXTURE_ALIGN,          // TextureAlignment, pitch alignment
+            83 => int(MAX_PITCH),              // TotalConstantMemory
+            84 => int(self.memory_bytes()),    // TotalGlobalMem
+            85 => 1,                           // UnifiedAddressing
             87 => int(self.arch.wave_size().into()), // WarpSize
-            88 | 90 => 1,              // MemoryPools, HostRegister
-            10_000 | 10_017 => 100_000, // ClockInstructionRate, WallClockRate
+            88 | 90 => 1,                      // MemoryPools, HostRegister
+            10_000 | 10_017 => 100_000,        // ClockInstructionRate, WallClockRate
             // What these devices have not: textures, cooperative launches, virtual memory management, ..
             0..=91 | 10_001..=10_017 => 0,
             _ => return None,
@@ -217,6 +225,8 @@ fn fill(field: &mut [u8; 256], text: &str) {
 /// `hipLimit_t`.
 const STACK: c_int = 0;
 const HEAP: c_int = 2;
+/// Far more than there are.
+const LIMITS: c_int = 0x100;
 
 /// The device of a context handle.
 fn context(handle: u64) -> Result<&'static Device> {
@@ -233,18 +243,52 @@ fn known_device(ordinal: c_int) -> Result<&'static Device> {
 }
 
 fn pci_bus_id(device: &Device) -> String {
-    format!("0000:{:02x}:00.0", device.ordinal + 1)
+    format!("0000:{:02x}:00.0", device.slot + 1)
+}
+
+/// Waits for the current device.
+fn synchronize() -> Result {
+    let device = runtime().current()?;
+    queue::synchronize_device(Some(device.ordinal));
+    pool::settle();
+    device.check()
+}
+
+fn likeness(alike: &[bool]) -> usize {
+    alike.iter().filter(|alike| **alike).count()
+}
+
+/// The first of the devices that are most like what is wanted.
+fn choose(chosen: *mut c_int, likeness: impl Fn(&Device) -> usize) -> Result {
+    let best = runtime().devices.iter().rev().max_by_key(|device| likeness(device));
+    put(chosen, best.ok_or(HipError::NO_DEVICE)?.ordinal as c_int)
+}
+
+fn choose_r0000(device: *mut c_int, wanted: *const PropertiesR0000) -> Result {
+    let w = get(wanted)?;
+    choose(device, |d| {
+        let p = d.properties_r0000();
+        likeness(&[
+            p.name == w.name,
+            p.gcn_arch_name == w.gcn_arch_name,
+            (p.major, p.minor) == (w.major, w.minor),
+            p.total_global_mem >= w.total_global_mem,
+            p.multi_processor_count >= w.multi_processor_count,
+        ])
+    })
 }
 
 /// Frees everything that the program made on a device, and clears the failure of a kernel.
 fn reset(device: &Device) {
     let runtime = runtime();
+    queue::synchronize_device(Some(device.ordinal));
     runtime.events.retain(|event| event.device != device.ordinal);
     runtime.streams.retain(|stream| stream.device != device.ordinal);
     runtime.functions.retain(|function| function.module.device != device.ordinal);
     runtime.modules.retain(|module| module.device != device.ordinal);
     crate::register::unload(device);
     memory::release_all(device);
+    pool::reset(device);
     device.recover();
 }
 
@@ -254,6 +298,35 @@ api! {
             return Err(HipError::INVALID_VALUE);
         }
         runtime().current().map(drop)
+    }
+
+    fn hipChooseDevice(device: *mut c_int, wanted: *const PropertiesR0000) { choose_r0000(device, wanted) }
+    fn hipChooseDeviceR0000(device: *mut c_int, wanted: *const PropertiesR0000) { choose_r0000(device, wanted) }
+
+    fn hipChooseDeviceR0600(device: *mut c_int, wanted: *const PropertiesR0600) {
+        let w = get(wanted)?;
+        choose(device, |d| {
+            let p = d.properties();
+            likeness(&[
+                p.name == w.name,
+                p.gcn_arch_name == w.gcn_arch_name,
+                (p.major, p.minor) == (w.major, w.minor),
+                p.total_global_mem >= w.total_global_mem,
+                p.multi_processor_count >= w.multi_processor_count,
+            ])
+        })
+    }
+
+    fn hipExtGetLinkTypeAndHopCount(a: c_int, b: c_int, link: *mut u32, hops: *mut u32) {
+        // `HSA_AMD_LINK_INFO_TYPE_XGMI`: every device has a link to every other.
+        const XGMI: u32 = 4;
+        if a < 0 || b < 0 || a == b || link.is_null() || hops.is_null() {
+            return Err(HipError::INVALID_VALUE);
+        }
+        known_device(a)?;
+        known_device(b)?;
+        put(link, XGMI)?;
+        put(hops, 1)
     }
 
     fn hipDriverGetVersion(version: *mut c_int) { put(version, VERSION) }
@@ -329,7 +402,7 @@ api! {
 
     fn hipDeviceSynchronize() {
         forbid_any(HipError::STREAM_CAPTURE_UNSUPPORTED)?;
-        runtime().current()?.check()
+        synchronize()
     }
 
     fn hipDeviceReset() {
@@ -339,10 +412,8 @@ api! {
 
     fn hipMemGetInfo(free: *mut u64, total: *mut u64) {
         let device = runtime().current()?;
-        let all = device.memory_bytes();
-        let left = all.saturating_sub(device.used.load(Relaxed)).min(memory::available());
-        put_if(free, left)?;
-        put_if(total, all)
+        put_if(free, device.free_bytes())?;
+        put_if(total, device.memory_bytes())
     }
 
     // Hints without effect here.
@@ -392,7 +463,7 @@ api! {
         match limit {
             STACK if value <= MAX_STACK => device.stack_limit.store(value, Relaxed),
             HEAP if value <= device.memory_bytes() => device.heap_limit.store(value, Relaxed),
-            STACK | HEAP => return Err(HipError::INVALID_VALUE),
+            STACK | HEAP | LIMITS.. => return Err(HipError::INVALID_VALUE),
             _ => return Err(HipError::UNSUPPORTED_LIMIT),
         }
         Ok(())
@@ -408,16 +479,22 @@ api! {
         if flags != 0 || peer.ordinal == device.ordinal {
             return Err(HipError::INVALID_VALUE);
         }
-        match device.machine.enable_peer(&peer.machine) {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(HipError::PEER_ACCESS_ALREADY_ENABLED),
-            Err(_) => Err(HipError::PEER_ACCESS_UNSUPPORTED),
-        }
+        device.machine.enable_peer(&peer.machine).map_err(|_| HipError::PEER_ACCESS_UNSUPPORTED)?;
+        let new = lock(&device.peers).insert(peer.ordinal);
+        if new { Ok(()) } else { Err(HipError::PEER_ACCESS_ALREADY_ENABLED) }
     }
 
     fn hipDeviceDisablePeerAccess(peer: c_int) {
         let (device, peer) = (runtime().current()?, known_device(peer)?);
-        if device.machine.disable_peer(&peer.machine) { Ok(()) } else { Err(HipError::PEER_ACCESS_NOT_ENABLED) }
+        if !lock(&device.peers).remove(&peer.ordinal) {
+            return Err(HipError::PEER_ACCESS_NOT_ENABLED);
+        }
+        // Work in flight has the access that it had when it was queued.
+        queue::synchronize_device(Some(device.ordinal));
+        if !pool::is_shared(peer.ordinal, device.ordinal) {
+            device.machine.disable_peer(&peer.machine);
+        }
+        Ok(())
     }
 
     fn hipDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, device: c_int, peer: c_int) {
@@ -472,7 +549,7 @@ api! {
         put(version, VERSION)
     }
 
-    fn hipCtxSynchronize() { runtime().current()?.check() }
+    fn hipCtxSynchronize() { synchronize() }
     fn hipCtxGetFlags(flags: *mut c_uint) { put(flags, 0) }
     fn hipCtxSetCacheConfig(_config: c_int) { Ok(()) }
     fn hipCtxGetCacheConfig(config: *mut c_int) { put(config, 0) }

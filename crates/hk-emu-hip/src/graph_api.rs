@@ -14,6 +14,7 @@ use crate::error::{HipError, Result};
 use crate::graph::{Destroyed, Graphs, Node, graphs, launch};
 use crate::host::{get, put, string};
 use crate::memory::{self, GraphMemory};
+use crate::queue;
 use crate::runtime::{Runtime, api, runtime, say};
 use crate::stream::{event, stream};
 use crate::work::{Copy, Fill, Kernel, Work};
@@ -313,7 +314,7 @@ fn launch_on(exec: u64, on: u64) -> Result {
     if capture::captures(on)? {
         return capture::add(on, Work::Graph(graph)).map(drop);
     }
-    launch(exec, on)
+    queue::now(on, || launch(exec, on))
 }
 
 /// Why an instance cannot take the work of a graph: `hipGraphExecUpdateResult`.

@@ -141,10 +141,17 @@ pub(crate) fn put_if<T: Pod>(ptr: *mut T, value: T) -> Result {
 /// # Errors
 /// `hipErrorInvalidValue` for null and unreadable pointers, longer strings, and text that is not UTF-8.
 pub(crate) fn string(ptr: *const std::ffi::c_char) -> Result<String> {
-    const MAX: usize = 64 << 10;
+    long_string(ptr, 64 << 10)
+}
+
+/// A C string of at most `max` bytes.
+///
+/// # Errors
+/// As those of [`string`].
+pub(crate) fn long_string(ptr: *const std::ffi::c_char, max: usize) -> Result<String> {
     let mut addr = ptr as u64;
     let mut bytes = vec![];
-    while bytes.len() < MAX {
+    while bytes.len() < max {
         // To the end of the page: the next one need not be mapped.
         let mut part = vec![0; (PAGE - addr % PAGE) as usize];
         read(addr, &mut part)?;

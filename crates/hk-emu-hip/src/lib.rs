@@ -6,16 +6,22 @@ mod device;
 mod error;
 mod graph;
 mod graph_api;
+mod hiprtc;
 mod host;
+mod hostcall;
 mod image;
 mod lookup;
 mod managed;
 mod memory;
 mod module;
 mod pool;
+mod printf;
+mod queue;
 mod register;
 mod runtime;
+mod sanitize;
 mod spt;
+mod stats;
 mod stream;
 mod unsupported;
 mod volume;
@@ -32,11 +38,13 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),
         group("embedded code", &[register::NAMES, register::MORE_NAMES]),
         group("per-thread default stream", &[spt::NAMES]),
+        group("hiprtc", &[hiprtc::NAMES, hiprtc::MORE_NAMES]),
         group("other", &[lookup::NAMES, unsupported::OTHER_NAMES]),
     ]
 }
 
-/// The exported functions that return `hipErrorNotSupported`; those of hiprtc an error of their own.
+/// The exported functions that return `hipErrorNotSupported`, some after a check of their arguments; those of hiprtc an error of
+/// their own.
 pub fn unsupported() -> Vec<&'static str> {
-    [unsupported::NAMES, unsupported::HIPRTC_NAMES].concat()
+    [unsupported::NAMES, unsupported::REFUSED_NAMES, unsupported::HIPRTC_NAMES].concat()
 }

@@ -9,21 +9,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use bytemuck::Zeroable;
 
 use crate::abi::{
     DriverMemcpy3D, MemAllocNodeParams, Memcpy2D, PointerAttributes, Side2D, Side3D, memory_type,
 };
-use crate::capture::{forbid_synchronous, forbid_unsafe};
+use crate::capture::{captures, forbid_synchronous, forbid_unsafe};
 pub(crate) use crate::device::MAX_PITCH;
 use crate::error::{HipError, Result};
 use crate::host::{self, CHUNK, get, put, put_if};
 use crate::runtime::{Device, Runtime, api, lock, runtime, say};
+use crate::sanitize::{self, Leak};
 use crate::stream::stream;
-use crate::work::{Copy, Fill, Work, submit};
-use crate::{managed, pool};
+use crate::work::{Copy, Fill, Work, now, submit};
+use crate::{managed, pool, queue, work};
 
 /// Alignment of device memory, and of the rows of pitched memory.
 const ALIGN: u64 = 256;
@@ -100,13 +101,13 @@ pub(crate) fn available() -> u64 {
     std::fs::read_to_string("/proc/meminfo").ok().and_then(|t| field(&t)).map_or(u64::MAX, |kb| kb << 10)
 }
 
-/// Sizes from here on are compared with the host's memory: the emulator fills fresh memory, and the system would end
-/// the process instead of refusing.
+/// Sizes from here on are compared with the host's memory, which may be needed: the system would end the process instead of
+/// refusing.
 const LARGE: u64 = 16 << 20;
 
 fn check_room(device: &Device, bytes: u64) -> Result {
     let left = device.memory_bytes().saturating_sub(device.used.load(Relaxed));
-    let fits = bytes <= left && (bytes < LARGE || bytes < available());
+    let fits = bytes <= left && (bytes < LARGE || device.memory.is_some() || bytes < available());
     fits.then_some(()).ok_or(HipError::OUT_OF_MEMORY)
 }
 
@@ -136,6 +137,7 @@ fn malloc_as(device: &Device, bytes: u64, kind: Kind) -> Result<u64> {
     device.used.fetch_add(bytes, Relaxed);
     let block = Block { size: bytes, device: device.ordinal, kind, flags: 0 };
     lock(&runtime().blocks).insert(addr, block);
+    sanitize::options().allocated(addr);
     Ok(addr)
 }
 
@@ -207,13 +209,31 @@ fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
         }
     }
     lock(&runtime.blocks).insert(addr, block);
+    sanitize::options().allocated(addr);
     Ok(())
+}
+
+/// Memory that the program has to free and has not.
+pub(crate) fn live() -> Vec<Leak> {
+    let leak = |(&address, block): (&u64, &Block)| {
+        let kind = match block.kind {
+            Kind::Device => "hipMalloc",
+            Kind::Host(_) => "hipHostMalloc",
+            Kind::Managed(_) => "hipMallocManaged",
+            _ => return None,
+        };
+        Some(Leak { address, bytes: block.size, kind, device: block.device })
+    };
+    lock(&runtime().blocks).iter().filter_map(leak).collect()
 }
 
 /// Releases what begins at `addr`.
 pub(crate) fn free(addr: u64) -> Result {
     if addr == 0 {
         return Ok(());
+    }
+    if pool::is_free(addr) {
+        return Err(HipError::INVALID_VALUE);
     }
     let runtime = runtime();
     let mut blocks = lock(&runtime.blocks);
@@ -229,7 +249,7 @@ pub(crate) fn free(addr: u64) -> Result {
         release(runtime, addr, &block);
         drop(blocks);
         pool::freed(addr);
-        managed::freed(addr);
+        managed::freed(addr, block.size);
         return runtime.devices.get(block.device).map_or(Ok(()), Device::check);
     }
     Ok(())
@@ -394,16 +414,33 @@ impl GraphUse {
     }
 }
 
+/// # Errors
+/// `error` for an address that is in no allocation.
+pub(crate) fn known(addr: u64, error: HipError) -> Result {
+    if is_known(addr) { Ok(()) } else { Err(error) }
+}
+
 /// Whether memory is of the runtime, registered, or of a module.
 pub(crate) fn is_known(addr: u64) -> bool {
     lookup(addr).is_some()
 }
 
-/// The first address of managed memory that has so many bytes from `ptr` on.
-pub(crate) fn is_managed(ptr: u64, bytes: u64) -> Option<u64> {
+/// The device whose memory has an address.
+pub(crate) fn device_of(addr: u64) -> Option<&'static Device> {
+    let (_, block) = lookup(addr)?;
+    runtime().devices.get(block.device).filter(|_| !block.kind.on_host())
+}
+
+/// First address and size of the memory that has this address.
+pub(crate) fn allocation(addr: u64) -> Option<(u64, u64)> {
+    lookup(addr).map(|(base, block)| (base, block.size))
+}
+
+/// Whether managed memory has so many bytes from `ptr` on; `None` if no memory has.
+pub(crate) fn is_managed(ptr: u64, bytes: u64) -> Option<bool> {
     let (base, block) = lookup(ptr)?;
     let managed = matches!(block.kind, Kind::Managed(_) | Kind::ManagedGlobal(_));
-    (managed && bytes <= block.size - (ptr - base)).then_some(base)
+    (bytes <= block.size - (ptr - base)).then_some(managed)
 }
 
 /// Whether memory is a device's, and not mapped host memory.
@@ -425,7 +462,6 @@ pub(crate) fn remove_globals(module: u64) {
 pub(crate) struct Mapped {
     /// Address, what keeps it alive, and the contents before the launch.
     parts: Vec<(u64, Kind, Vec<u8>)>,
-    _one_at_a_time: MutexGuard<'static, ()>,
 }
 
 impl Mapped {
@@ -434,12 +470,10 @@ impl Mapped {
     /// # Errors
     /// `hipErrorInvalidValue` if registered memory is no longer there.
     pub fn enter(device: &Device) -> Result<Option<Mapped>> {
-        static TURN: Mutex<()> = Mutex::new(());
         let on_host = |b: &Block| b.kind.on_host();
         if !lock(&runtime().blocks).values().any(on_host) {
             return Ok(None);
         }
-        let turn = lock(&TURN);
         let blocks: Vec<(u64, Block)> = lock(&runtime().blocks)
             .iter()
             .filter(|(_, block)| on_host(block))
@@ -456,7 +490,7 @@ impl Mapped {
                 parts.push((addr, block.kind, contents));
             }
         }
-        Ok(Some(Mapped { parts, _one_at_a_time: turn }))
+        Ok(Some(Mapped { parts }))
     }
 
     /// Copies back the bytes that the launch has changed, and no others: the program may have written next to them.
@@ -595,8 +629,10 @@ pub(crate) fn copy(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
 
 /// A copy that the call waits for.
 fn copy_now(dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
-    forbid_synchronous()?;
-    copy(dst, src, bytes, kind)
+    if bytes == 0 {
+        return forbid_synchronous();
+    }
+    work::copy_now(Copy::Linear { dst, src, bytes, kind })
 }
 
 fn copy_on(on: u64, dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
@@ -604,11 +640,6 @@ fn copy_on(on: u64, dst: u64, src: u64, bytes: u64, kind: c_int) -> Result {
         return stream(on).map(drop);
     }
     submit(on, Work::Copy(Copy::Linear { dst, src, bytes, kind }))
-}
-
-fn rows_now(copy: Copy) -> Result {
-    forbid_synchronous()?;
-    copy.run()
 }
 
 /// The copy that a `hip_Memcpy2D` describes.
@@ -674,10 +705,14 @@ pub(crate) fn check_fill(dst: u64, bytes: u64) -> Result {
     }
 }
 
-/// A fill that the call waits for.
-fn fill_now(dst: u64, pattern: &[u8], count: u64) -> Result {
+/// A fill that the call waits for, unless it is of device memory: the host cannot see that.
+pub(crate) fn fill_now(fill: Fill) -> Result {
     forbid_synchronous()?;
-    fill(dst, pattern, count)
+    let dst = fill.params.dst;
+    if !dst.is_multiple_of(fill.params.element_size.into()) {
+        return Err(HipError::INVALID_VALUE);
+    }
+    if is_device(dst) { submit(0, Work::Fill(fill)) } else { now(|| fill.run()) }
 }
 
 fn fill_on(on: u64, dst: u64, value: u32, element: u32, count: u64) -> Result {
@@ -736,6 +771,9 @@ fn attributes(ptr: u64) -> PointerAttributes {
     a
 }
 
+/// `HIP_POINTER_ATTRIBUTE_HOST_POINTER`.
+const HOST_POINTER: c_int = 4;
+
 /// One `hipPointer_attribute`, to wherever its type has room.
 fn pointer_attribute(data: u64, attribute: c_int, ptr: u64) -> Result {
     let a = attributes(ptr);
@@ -743,8 +781,8 @@ fn pointer_attribute(data: u64, attribute: c_int, ptr: u64) -> Result {
     match attribute {
         2 => put(data as *mut i32, a.memory_type),
         3 => put(data as *mut u64, a.device_pointer),
-        4 if a.host_pointer == 0 => Err(HipError::INVALID_VALUE),
-        4 => put(data as *mut u64, a.host_pointer),
+        HOST_POINTER if a.host_pointer == 0 => Err(HipError::INVALID_VALUE),
+        HOST_POINTER => put(data as *mut u64, a.host_pointer),
         7 => put(data as *mut u64, base), // a number for each allocation: addresses are unique
         8 => put(data as *mut u8, a.is_managed as u8),
         9 => put(data as *mut i32, a.device),
@@ -762,8 +800,12 @@ fn malloc_to(ptr: *mut u64, bytes: u64) -> Result {
     put(ptr, malloc(runtime().current()?, bytes)?)
 }
 
+/// Frees memory when the work that may use it is done.
 fn free_now(ptr: u64) -> Result {
     forbid_unsafe()?;
+    if let Some((_, block)) = lookup(ptr) {
+        queue::synchronize_device((!block.kind.on_host()).then_some(block.device));
+    }
     free(ptr)
 }
 
@@ -773,11 +815,14 @@ fn malloc_host_to(ptr: *mut u64, bytes: u64, flags: c_uint, managed: bool) -> Re
 }
 
 /// All flags of `hipHostMalloc`: portable, mapped, write-combined, NUMA, coherent or not, uncached.
-const HOST_FLAGS: c_uint = 0x7 | 0x1000_0000 | 0x2000_0000 | 0x4000_0000 | 0x8000_0000;
+const HOST_FLAGS: c_uint = 0x7 | 0x1000_0000 | 0x2000_0000 | COHERENCE;
+const COHERENCE: c_uint = 0x4000_0000 | 0x8000_0000;
+/// All flags of `hipHostRegister`: portable, mapped, of I/O, read-only; uncached.
+const REGISTER_FLAGS: c_uint = 0xf | 0x8000_0000;
 
 fn host_malloc(ptr: *mut u64, bytes: u64, flags: c_uint) -> Result {
     forbid_unsafe()?;
-    if flags & !HOST_FLAGS != 0 {
+    if flags & !HOST_FLAGS != 0 || flags & COHERENCE == COHERENCE {
         return Err(HipError::INVALID_VALUE);
     }
     malloc_host_to(ptr, bytes, flags, false)
@@ -785,13 +830,27 @@ fn host_malloc(ptr: *mut u64, bytes: u64, flags: c_uint) -> Result {
 
 api! {
     fn hipMalloc(ptr: *mut u64, bytes: u64) { malloc_to(ptr, bytes) }
-    fn hipExtMallocWithFlags(ptr: *mut u64, bytes: u64, _flags: c_uint) { malloc_to(ptr, bytes) }
+
+    fn hipExtMallocWithFlags(ptr: *mut u64, bytes: u64, flags: c_uint) {
+        // Fine-grained, uncached, contiguous: all memory is. A signal has eight bytes.
+        const SIGNAL: c_uint = 2;
+        if flags > 4 || flags == SIGNAL && bytes != 8 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        malloc_to(ptr, bytes)
+    }
 
     fn hipFree(ptr: u64) { free_now(ptr) }
 
     fn hipFreeAsync(ptr: u64, on: u64) {
-        stream(on)?;
-        if ptr == 0 { Err(HipError::INVALID_VALUE) } else { submit(on, Work::Free(ptr)) }
+        let stream = stream(on)?;
+        if ptr == 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        if captures(stream)? || !pool::free(ptr, stream)? {
+            return submit(on, Work::Free(ptr));
+        }
+        Ok(())
     }
 
     fn hipMallocPitch(ptr: *mut u64, pitch: *mut u64, width: u64, height: u64) {
@@ -819,7 +878,7 @@ api! {
 
     fn hipHostRegister(ptr: u64, bytes: u64, flags: c_uint) {
         forbid_unsafe()?;
-        if ptr == 0 || bytes == 0 || bytes > u64::MAX - ptr {
+        if ptr == 0 || bytes == 0 || bytes > u64::MAX - ptr || flags & !REGISTER_FLAGS != 0 {
             return Err(HipError::INVALID_VALUE);
         }
         // All of it must be there, at least for reading.
@@ -855,6 +914,9 @@ api! {
             Some(Block { kind: Kind::Registered, .. }) => {}
             _ => return Err(HipError::HOST_MEMORY_NOT_REGISTERED),
         }
+        drop(blocks);
+        queue::synchronize_device(None);
+        blocks = lock(&runtime.blocks);
         if let Some(block) = blocks.remove(&ptr) {
             release(runtime, ptr, &block);
         }
@@ -906,6 +968,11 @@ api! {
     fn hipMemcpyPeer(dst: u64, dst_device: c_int, src: u64, src_device: c_int, bytes: u64) {
         runtime().device(dst_device)?;
         runtime().device(src_device)?;
+        forbid_synchronous()?;
+        // The host cannot see device memory, and does not wait.
+        if is_device(dst) && is_device(src) {
+            return copy_on(0, dst, src, bytes, DEVICE_TO_DEVICE);
+        }
         copy_now(dst, src, bytes, DEVICE_TO_DEVICE)
     }
 
@@ -925,7 +992,7 @@ api! {
         height: u64,
         kind: c_int,
     ) {
-        rows_now(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind))
+        work::copy_now(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind))
     }
 
     fn hipMemcpy2DAsync(
@@ -941,17 +1008,17 @@ api! {
         submit(on, Work::Copy(Copy::rows((dst, dst_pitch), (src, src_pitch), width, height, kind)))
     }
 
-    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { rows_now(rows_by(parameters)?) }
-    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { rows_now(rows_by(parameters)?) }
+    fn hipMemcpyParam2D(parameters: *const Memcpy2D) { work::copy_now(rows_by(parameters)?) }
+    fn hipDrvMemcpy2DUnaligned(parameters: *const Memcpy2D) { work::copy_now(rows_by(parameters)?) }
 
     fn hipMemcpyParam2DAsync(parameters: *const Memcpy2D, on: u64) {
         submit(on, Work::Copy(rows_by(parameters)?))
     }
 
-    fn hipMemset(dst: u64, value: c_int, bytes: u64) { fill_now(dst, &[value as u8], bytes) }
-    fn hipMemsetD8(dst: u64, value: u8, count: u64) { fill_now(dst, &[value], count) }
-    fn hipMemsetD16(dst: u64, value: u16, count: u64) { fill_now(dst, &value.to_ne_bytes(), count) }
-    fn hipMemsetD32(dst: u64, value: c_int, count: u64) { fill_now(dst, &value.to_ne_bytes(), count) }
+    fn hipMemset(dst: u64, value: c_int, bytes: u64) { fill_now(Fill::linear(dst, (value as u32) & 0xff, 1, bytes)) }
+    fn hipMemsetD8(dst: u64, value: u8, count: u64) { fill_now(Fill::linear(dst, value.into(), 1, count)) }
+    fn hipMemsetD16(dst: u64, value: u16, count: u64) { fill_now(Fill::linear(dst, value.into(), 2, count)) }
+    fn hipMemsetD32(dst: u64, value: c_int, count: u64) { fill_now(Fill::linear(dst, value as u32, 4, count)) }
 
     fn hipMemsetAsync(dst: u64, value: c_int, bytes: u64, on: u64) {
         fill_on(on, dst, (value as u32) & 0xff, 1, bytes)
@@ -962,8 +1029,7 @@ api! {
     fn hipMemsetD32Async(dst: u64, value: c_int, count: u64, on: u64) { fill_on(on, dst, value as u32, 4, count) }
 
     fn hipMemset2D(dst: u64, pitch: u64, value: c_int, width: u64, height: u64) {
-        forbid_synchronous()?;
-        byte_rows(dst, pitch, value, width, height)?.run()
+        fill_now(byte_rows(dst, pitch, value, width, height)?)
     }
 
     fn hipMemset2DAsync(dst: u64, pitch: u64, value: c_int, width: u64, height: u64, on: u64) {
@@ -981,8 +1047,12 @@ api! {
 
     fn hipDrvPointerGetAttributes(count: c_uint, list: *const c_int, data: *const u64, ptr: u64) {
         for i in 0..count as usize {
-            let target = get(data.wrapping_add(i))?;
-            pointer_attribute(target, get(list.wrapping_add(i))?, ptr)?;
+            let (target, attribute) = (get(data.wrapping_add(i))?, get(list.wrapping_add(i))?);
+            // One that the memory has not is null here, and no error.
+            match attribute {
+                HOST_POINTER => put(target as *mut u64, attributes(ptr).host_pointer)?,
+                _ => pointer_attribute(target, attribute, ptr)?,
+            }
         }
         if count == 0 { Err(HipError::INVALID_VALUE) } else { Ok(()) }
     }

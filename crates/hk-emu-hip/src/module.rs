@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use hk_codeobj::{Kernel, workgroups_per_cu};
 use hk_emu::{Dispatch, Fault, LoadError, Space};
@@ -11,9 +11,12 @@ use crate::abi::{Dim3, FuncAttributes, KernelNodeParams};
 use crate::capture;
 use crate::error::{HipError, Result};
 use crate::host::{get, put, put_if, read, string, write};
+use crate::hostcall;
 use crate::image;
 use crate::memory::{ManagedGlobal, Mapped, add_global, remove_globals};
+use crate::queue;
 use crate::runtime::{Device, api, lock, runtime, say};
+use crate::sanitize;
 use crate::stream::{StreamRef, record, stream};
 use crate::work::{self, Work};
 
@@ -103,7 +106,11 @@ fn bind_managed(
 }
 
 pub(crate) fn unload(handle: u64) -> Result {
-    let module = runtime().modules.remove(handle).ok_or(HipError::INVALID_HANDLE)?;
+    if handle == 0 {
+        return Err(HipError::INVALID_HANDLE);
+    }
+    let module = runtime().modules.remove(handle).ok_or(HipError::NOT_FOUND)?;
+    queue::synchronize_device(Some(module.device));
     for function in lock(&module.functions).values() {
         runtime().functions.remove(*function);
     }
@@ -265,7 +272,7 @@ pub(crate) fn check_sizes(function: &Function, grid: [u32; 3], block: [u32; 3], 
 }
 
 /// Checks a launch as HIP does, and runs it or adds it to the graph that the stream captures.
-pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
+pub(crate) fn launch(function: &Arc<Function>, launch: &Launch) -> Result {
     let Launch { grid, block, on, .. } = *launch;
     on.device.check()?;
     if capture::captures(on)? {
@@ -284,47 +291,67 @@ pub(crate) fn launch(function: &Function, launch: &Launch) -> Result {
         return capture::add(on, Work::Kernel(kernel)).map(drop);
     }
     check_sizes(function, grid, block, launch.dynamic_lds)?;
-    execute(function, launch, &launch.arguments.gather(function.kernel()?)?)
+    check_device(function, on)?;
+    let args = launch.arguments.gather(function.kernel()?)?;
+    let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args: &args };
+    on.device.machine.check(&function.module.module, function.name(), &dispatch).map_err(|fault| {
+        say!("{fault}");
+        HipError::INVALID_VALUE
+    })?;
+    if launch.start != 0 {
+        record(launch.start, on)?;
+    }
+    let (function, work) = (function.clone(), *launch);
+    let ticket = queue::add(on, &[], move || work::complain(on, execute(&function, &work, &args)));
+    if *BLOCKING {
+        queue::wait(ticket);
+    }
+    if launch.stop != 0 { record(launch.stop, on) } else { Ok(()) }
 }
 
-/// Runs a launch whose sizes are checked. What the kernel does wrong is told by later calls.
+/// Whether launches wait for their kernels, by the variables of ROCm.
+static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
+    let set = |name| std::env::var(name).is_ok_and(|value| !value.is_empty() && value != "0");
+    set("HIP_LAUNCH_BLOCKING") || set("AMD_SERIALIZE_KERNEL")
+});
+
+fn check_device(function: &Function, on: StreamRef) -> Result {
+    if function.module.device == on.device.ordinal {
+        return Ok(());
+    }
+    say!(
+        "{} is loaded on device {}, the stream is of device {}",
+        function.name(),
+        function.module.device,
+        on.device.ordinal
+    );
+    Err(HipError::INVALID_DEVICE)
+}
+
+/// Runs a launch whose sizes are checked, in a command. What the kernel does wrong is told by later calls.
 pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8]) -> Result {
     let Launch { grid, block, on, .. } = *launch;
     let device = on.device;
     let kernel = function.kernel()?;
-    if function.module.device != device.ordinal {
-        say!(
-            "{} is loaded on device {}, the stream is of device {}",
-            kernel.name,
-            function.module.device,
-            device.ordinal
-        );
-        return Err(HipError::INVALID_DEVICE);
-    }
-    if launch.start != 0 {
-        record(launch.start, on)?;
-    }
+    check_device(function, on)?;
+    device.check()?;
+    let _turn = lock(&device.turn);
     let mapped = Mapped::enter(device)?;
     let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args };
-    let result = device.machine.launch(&function.module.module, &kernel.name, &dispatch);
+    let (result, complained) = hostcall::launch(device, &function.module.module, kernel, &dispatch);
     if let Some(mapped) = mapped {
         mapped.leave(device);
     }
     if let Err(fault) = result {
-        say!("device {} ({}), stream {}: {fault}", device.ordinal, device.arch, on.id);
+        sanitize::options().report(device, on.id, &fault);
         let error = match &fault {
-            Fault::Limits { .. } | Fault::Arguments { .. } | Fault::UnknownKernel { .. } => {
-                return Err(HipError::INVALID_VALUE);
-            }
             Fault::Memory { space: Space::Global, .. } => HipError::ILLEGAL_ADDRESS,
             Fault::Budget { .. } => HipError::LAUNCH_TIME_OUT,
+            // A failed assertion prints, and traps.
+            Fault::Trap { .. } if complained => HipError::ASSERT,
             _ => HipError::LAUNCH_FAILURE,
         };
         device.fail(error);
-        return Ok(());
-    }
-    if launch.stop != 0 {
-        record(launch.stop, on)?;
     }
     Ok(())
 }
@@ -355,6 +382,10 @@ fn launch_threads(
 ) -> Result {
     let function = known_function(handle)?;
     let on = stream(on)?;
+    let threads = block.iter().fold(1, |n: u64, b| n.saturating_mul(u64::from(*b)));
+    if threads > on.device.arch.max_workgroup_threads().into() {
+        return Err(HipError::INVALID_VALUE);
+    }
     let block = [0, 1, 2].map(|i: usize| block[i].min(grid[i]));
     let grid = blocks(grid, block)?;
     launch(&function, &Launch { handle, grid, block, dynamic_lds, on, arguments, start, stop })
@@ -668,7 +699,7 @@ pub(crate) const MORE_NAMES: &[&str] = &[
 
 /// A launch by the address of a host function: sizes are structures.
 pub(crate) fn launch_dims(
-    (function, handle): (&Function, u64),
+    (function, handle): (&Arc<Function>, u64),
     grid: Dim3,
     block: Dim3,
     dynamic_lds: u64,

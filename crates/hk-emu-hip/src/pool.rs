@@ -11,8 +11,9 @@ use crate::capture;
 use crate::error::{HipError, Result};
 use crate::host::{get, put};
 use crate::memory::{self, GraphMemory};
+use crate::queue;
 use crate::runtime::{Device, Tag, api, lock, runtime};
-use crate::stream::stream;
+use crate::stream::{StreamRef, stream};
 use crate::work::Work;
 
 const INVALID: HipError = HipError::INVALID_VALUE;
@@ -48,6 +49,7 @@ struct Pool {
     reserved_high: u64,
     used: u64,
     used_high: u64,
+    free: Vec<Free>,
     /// What other devices may do, by their ordinals.
     access: HashMap<usize, c_int>,
 }
@@ -63,21 +65,54 @@ impl Pool {
             reserved_high: 0,
             used: 0,
             used_high: 0,
+            free: vec![],
             access: HashMap::new(),
         }
     }
 
-    fn take(&mut self, bytes: u64) {
+    /// Bytes are allocated: of free ones, or new.
+    fn take(&mut self, bytes: u64, new: bool) {
         self.used += bytes;
         self.used_high = self.used_high.max(self.used);
-        self.reserved = self.reserved.max(self.used);
+        self.reserved += if new { bytes } else { 0 };
         self.reserved_high = self.reserved_high.max(self.reserved);
     }
 
-    /// Keeps up to `hold` bytes of what is free.
-    fn trim(&mut self, hold: u64) {
-        self.reserved = self.used.max(self.reserved.min(hold));
+    /// What a stream can use again: what was freed in its order, and what other streams have done with, as far as the pool
+    /// allows that.
+    fn again(&mut self, bytes: u64, on: StreamRef) -> Option<u64> {
+        let [follow_events, opportunistic, _] = self.reuse;
+        let fits = |free: &Free| {
+            let (own, done) = (free.stream == on.id, || queue::is_done(free.ticket));
+            let later = || follow_events != 0 && queue::follows(on, free.ticket);
+            free.bytes == bytes && (own || later() || opportunistic != 0 && done())
+        };
+        let at = self.free.iter().position(fits)?;
+        Some(self.free.remove(at).addr)
     }
+
+    /// Takes free memory out of a pool that has more than `hold` bytes; not what work in flight may use.
+    fn trim(&mut self, hold: u64) -> Vec<u64> {
+        let mut gone = vec![];
+        self.free.retain(|free| {
+            let keep = self.reserved <= hold || !queue::is_done(free.ticket);
+            if !keep {
+                self.reserved -= free.bytes;
+                gone.push(free.addr);
+            }
+            keep
+        });
+        gone
+    }
+}
+
+/// Memory that was freed in the order of a stream, and is still the pool's.
+struct Free {
+    addr: u64,
+    bytes: u64,
+    stream: u64,
+    /// The last command of the stream that may use it.
+    ticket: u64,
 }
 
 #[derive(Default)]
@@ -100,6 +135,10 @@ fn pools() -> MutexGuard<'static, Pools> {
 }
 
 impl Pools {
+    fn is_free(&self, addr: u64) -> bool {
+        self.all.values().any(|pool| pool.free.iter().any(|free| free.addr == addr))
+    }
+
     fn id(&mut self, handle: u64) -> Result<u64> {
         let id = Tag::Pool.id(handle).ok_or(INVALID)?;
         if id < runtime().devices.len() as u64 {
@@ -136,24 +175,83 @@ fn allocate(ptr: *mut u64, bytes: u64, pool: u64, on: u64) -> Result {
         put(ptr, memory.params.ptr)?;
         return capture::add(on, Work::Alloc(memory)).map(drop);
     }
-    let addr = memory::malloc(device, bytes)?;
+    device.check()?;
+    let again = pools().all.get_mut(&id).and_then(|pool| pool.again(bytes, on));
+    let addr = match again {
+        Some(addr) => addr,
+        None => memory::malloc(device, bytes)?,
+    };
     if bytes > 0 {
         let mut pools = pools();
         pools.blocks.insert(addr, (id, bytes));
         if let Some(pool) = pools.all.get_mut(&id) {
-            pool.take(bytes);
+            pool.take(bytes, again.is_none());
         }
     }
     put(ptr, addr)
 }
 
-/// Memory was freed: what its pool keeps of it is up to the pool.
+/// Gives memory back to its pool in the order of a stream. False for memory that is of no pool.
+///
+/// # Errors
+/// `hipErrorInvalidValue` for what is free already.
+pub(crate) fn free(addr: u64, on: StreamRef) -> Result<bool> {
+    let ticket = queue::last(on);
+    {
+        let mut pools = pools();
+        let Some((id, bytes)) = pools.blocks.remove(&addr) else {
+            return if pools.is_free(addr) { Err(INVALID) } else { Ok(false) };
+        };
+        // That of a pool that was destroyed.
+        let Some(pool) = pools.all.get_mut(&id) else { return Ok(false) };
+        pool.used -= bytes;
+        pool.free.push(Free { addr, bytes, stream: on.id, ticket });
+    }
+    settle();
+    Ok(true)
+}
+
+/// Whether a device may access pools of another one.
+pub(crate) fn is_shared(owner: usize, device: usize) -> bool {
+    pools().all.values().any(|pool| pool.device == owner && pool.access.contains_key(&device))
+}
+
+/// Whether memory is free in a pool.
+pub(crate) fn is_free(addr: u64) -> bool {
+    pools().is_free(addr)
+}
+
+/// Releases what pools have above their thresholds.
+pub(crate) fn settle() {
+    let gone = pools().all.values_mut().flat_map(|pool| pool.trim(pool.threshold)).collect();
+    release(gone);
+}
+
+fn release(addresses: Vec<u64>) {
+    for addr in addresses {
+        // The program may have reset the device.
+        let _ = memory::free(addr);
+    }
+}
+
+/// Memory was freed, and not in the order of a stream.
 pub(crate) fn freed(addr: u64) {
     let mut pools = pools();
     let Some((id, bytes)) = pools.blocks.remove(&addr) else { return };
     if let Some(pool) = pools.all.get_mut(&id) {
-        pool.used = pool.used.saturating_sub(bytes);
-        pool.trim(pool.threshold);
+        pool.used -= bytes;
+        pool.reserved -= bytes;
+    }
+}
+
+/// Everything on a device is gone.
+pub(crate) fn reset(device: &Device) {
+    let mut pools = pools();
+    let Pools { all, blocks, .. } = &mut *pools;
+    blocks.retain(|_, (id, _)| all.get(id).is_some_and(|pool| pool.device != device.ordinal));
+    for pool in all.values_mut().filter(|pool| pool.device == device.ordinal) {
+        pool.free.clear();
+        (pool.used, pool.reserved) = (0, 0);
     }
 }
 
@@ -220,13 +318,18 @@ api! {
         if id < FIRST_OWN {
             return Err(INVALID);
         }
-        pools.all.remove(&id);
+        let pool = pools.all.remove(&id);
         pools.current.retain(|_, current| *current != handle);
+        drop(pools);
+        let Some(pool) = pool else { return Ok(()) };
+        pool.free.iter().for_each(|free| queue::wait(free.ticket));
+        release(pool.free.iter().map(|free| free.addr).collect());
         Ok(())
     }
 
     fn hipMemPoolTrimTo(handle: u64, hold: u64) {
-        pools().pool(handle)?.trim(hold);
+        let gone = pools().pool(handle)?.trim(hold);
+        release(gone);
         Ok(())
     }
 
@@ -267,7 +370,14 @@ api! {
             let device = runtime().device(access.location_id).map_err(|_| HipError::INVALID_DEVICE)?;
             match access.flags {
                 0 => return Err(HipError::INVALID_DEVICE),
-                1..=READ_WRITE => pool.access.insert(device.ordinal, access.flags),
+                1..=READ_WRITE => {
+                    // Kernels there access the memory of the pool's device, and not of the pool alone.
+                    if let Some(owner) = runtime().devices.get(pool.device).filter(|o| o.ordinal != device.ordinal) {
+                        let peer = device.machine.enable_peer(&owner.machine);
+                        peer.map_err(|_| HipError::PEER_ACCESS_UNSUPPORTED)?;
+                    }
+                    pool.access.insert(device.ordinal, access.flags)
+                }
                 _ => return Err(INVALID),
             };
         }

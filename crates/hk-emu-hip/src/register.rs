@@ -9,7 +9,6 @@ use std::ffi::{CString, c_char, c_int, c_uint};
 use std::sync::Arc;
 
 use crate::abi::{Dim3, FatBinaryWrapper, FuncAttributes};
-use crate::capture::forbid_synchronous;
 use crate::error::{HipError, Result, SUCCESS};
 use crate::host::{get, put, read, string};
 use crate::image;
@@ -17,7 +16,7 @@ use crate::memory::{ManagedGlobal, OF_THE_PROGRAM, copy};
 use crate::module::{self, Arguments, Function, known_function, launch_dims};
 use crate::runtime::{Device, Tag, api, call, lock, runtime, say};
 use crate::stream::stream;
-use crate::work::{Copy, Work, submit};
+use crate::work::{Copy, Work, copy_now, submit};
 
 /// What programs have registered.
 #[derive(Default)]
@@ -120,11 +119,6 @@ pub(crate) fn part_of(symbol: u64, offset: u64, bytes: u64) -> Result<u64> {
     let (addr, size) = variable(symbol)?;
     let inside = offset <= size && bytes <= size - offset;
     if inside { Ok(addr + offset) } else { Err(HipError::INVALID_VALUE) }
-}
-
-fn copy_now(copy: Copy) -> Result {
-    forbid_synchronous()?;
-    copy.run()
 }
 
 /// A launch that `<<<..>>>` or `hipConfigureCall` has set up.

@@ -1,7 +1,7 @@
 //! What outlives a call: the devices, the objects that handles name, and each thread's state.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -11,6 +11,7 @@ use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
 
 use crate::error::{HipError, Result, SUCCESS};
+use crate::hostcall::Console;
 use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
@@ -45,9 +46,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// An emulated device.
 pub(crate) struct Device {
+    /// Its number for the program, and that among all devices of the host.
     pub ordinal: usize,
+    pub slot: usize,
     pub arch: Arch,
     pub machine: Machine,
+    /// Bytes of its memory, if that was said.
+    pub memory: Option<u64>,
+    /// Devices to whose memory the program has enabled access.
+    pub peers: Mutex<HashSet<usize>>,
+    /// Held while a kernel runs: those of a device do not overlap.
+    pub turn: Mutex<()>,
     /// The code that a failed kernel left: what every later call that uses the device gives.
     failure: AtomicI32,
     /// Bytes that the program has allocated.
@@ -58,6 +67,8 @@ pub(crate) struct Device {
     pub heap_limit: AtomicU64,
     /// How the program wants to wait.
     pub flags: AtomicU32,
+    /// What its kernels call the host with.
+    pub console: Console,
 }
 
 impl Device {
@@ -96,6 +107,7 @@ pub(crate) enum Tag {
     Node = 0x59,
     Exec = 0x5a,
     UserObject = 0x5b,
+    Program = 0x5c,
 }
 
 impl Tag {
@@ -118,7 +130,7 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    fn new(tag: Tag) -> Self {
+    pub fn new(tag: Tag) -> Self {
         Table { tag, objects: Mutex::default() }
     }
 
@@ -163,6 +175,8 @@ const FIRST_ADDRESS: u64 = 0x1000_0000_0000;
 const ADDRESSES_PER_DEVICE: u64 = 0x0800_0000_0000;
 /// Where the program's own memory begins on x86-64 and AArch64 is far above the last share.
 const MAX_DEVICES: usize = 8;
+/// Bytes of memory of a device: there are addresses for more.
+const MAX_MEMORY: u64 = 1 << 40;
 
 /// The runtime, made from the environment by the first call that needs it.
 pub(crate) fn runtime() -> &'static Runtime {
@@ -181,8 +195,12 @@ pub(crate) fn runtime() -> &'static Runtime {
 /// The devices that `HK_EMU_ARCH` names; none, with a message, if a variable is wrong.
 fn devices() -> Vec<Device> {
     let list = std::env::var("HK_EMU_ARCH").unwrap_or_else(|_| "gfx942".into());
-    let parsed = defaults()
-        .and_then(|options| parse_devices(&list, &options).map_err(|e| format!("HK_EMU_ARCH=`{list}`: {e}")));
+    let set = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+    let visible =
+        [set("ROCR_VISIBLE_DEVICES"), set("HIP_VISIBLE_DEVICES").or_else(|| set("CUDA_VISIBLE_DEVICES"))];
+    let parsed = defaults().and_then(|options| {
+        parse_devices(&list, &visible, &options).map_err(|e| format!("HK_EMU_ARCH=`{list}`: {e}"))
+    });
     parsed.unwrap_or_else(|why| {
         say!("{why}; there is no device");
         vec![]
@@ -191,8 +209,9 @@ fn devices() -> Vec<Device> {
 
 /// What the variables say that hold for every emulated device.
 fn defaults() -> std::result::Result<MachineOptions, String> {
-    // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie.
-    let mut options = MachineOptions::default().allow_misaligned(true);
+    // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie. Programs see that a kernel waits.
+    let mut options = MachineOptions::default().allow_misaligned(true).paced(true);
+    crate::sanitize::from_environment()?;
     if let Ok(names) = std::env::var("HK_SANITIZE") {
         let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;
         options = options.sanitize(checks);
@@ -204,15 +223,59 @@ fn defaults() -> std::result::Result<MachineOptions, String> {
     Ok(options)
 }
 
-/// `TARGET[?OPTION=VALUE[&..]],..`
-fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<Vec<Device>, String> {
-    let specs: Vec<&str> = list.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
+/// A number of bytes, or of units of 1024, its square, its cube or its fourth power.
+fn parse_size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| (1..=MAX_MEMORY).contains(bytes))
+}
+
+/// The devices that a list of numbers names, in its order: up to the first entry that names none, or one again.
+fn chosen<T: Copy + PartialEq>(all: &[T], list: &str) -> Vec<T> {
+    let mut devices = vec![];
+    for entry in list.split(',') {
+        let device = entry.trim().parse().ok().and_then(|i: usize| all.get(i));
+        match device {
+            Some(device) if !devices.contains(device) => devices.push(*device),
+            _ => break,
+        }
+    }
+    devices
+}
+
+/// `TARGET[*COUNT][?OPTION=VALUE[&..]],..`; each of `visible` chooses among what is left.
+fn parse_devices(
+    list: &str,
+    visible: &[Option<String>],
+    defaults: &MachineOptions,
+) -> std::result::Result<Vec<Device>, String> {
+    let mut specs: Vec<String> = vec![];
+    for spec in list.split(',').map(str::trim).filter(|s| !s.is_empty()) {
+        let (head, options) = spec.split_at(spec.find('?').unwrap_or(spec.len()));
+        let (target, count) = head.split_once('*').unwrap_or((head, "1"));
+        let count = count.parse().ok().filter(|n| (1..=MAX_DEVICES).contains(n));
+        let count =
+            count.ok_or_else(|| format!("`{head}` is not TARGET*N with N from 1 to {MAX_DEVICES}"))?;
+        specs.extend(std::iter::repeat_n(format!("{target}{options}"), count));
+    }
     if specs.len() > MAX_DEVICES {
         return Err(format!("more than {MAX_DEVICES} devices"));
     }
+    let mut slots: Vec<(usize, &str)> = specs.iter().map(String::as_str).enumerate().collect();
+    for list in visible.iter().flatten() {
+        slots = chosen(&slots, list);
+    }
+    let specs = slots;
     // A single device has all host threads; several run side by side, each on the thread that launches.
     let node = (specs.len() > 1).then(Node::new);
-    let device = |(ordinal, spec): (usize, &&str)| {
+    let device = |(ordinal, &(slot, spec)): (usize, &(usize, &str))| {
         let (target, rest) = spec.split_once('?').unwrap_or((spec, ""));
         let arch: Arch = target
             .parse()
@@ -227,15 +290,21 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
                 .ok_or_else(|| format!("more than {MAX_DEVICES} devices"))?;
         }
         options = options.addresses(first..first + ADDRESSES_PER_DEVICE);
+        let mut memory = None;
         for option in rest.split('&').filter(|o| !o.is_empty()) {
             let wrong = || {
                 format!(
-                    "`{option}` is none of threads=N (N > 0), budget=N, skew=N, misaligned=true or =false"
+                    "`{option}` is none of threads=N (N > 0), memory=SIZE (such as 16G), budget=N, skew=N, \
+                     misaligned=true or =false"
                 )
             };
             let (key, value) = option.split_once('=').ok_or_else(wrong)?;
             options = match key {
                 "threads" => options.threads(Some(value.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?)),
+                "memory" => {
+                    memory = Some(parse_size(value).ok_or_else(wrong)?);
+                    options
+                }
                 "budget" => options.instruction_budget(Some(value.parse().map_err(|_| wrong())?)),
                 "skew" => options.skew(Some(value.parse().map_err(|_| wrong())?)),
                 "misaligned" => options.allow_misaligned(value.parse().map_err(|_| wrong())?),
@@ -244,14 +313,19 @@ fn parse_devices(list: &str, defaults: &MachineOptions) -> std::result::Result<V
         }
         Ok(Device {
             ordinal,
+            slot,
             arch,
             machine: Machine::new(options),
+            memory,
+            peers: Mutex::default(),
+            turn: Mutex::default(),
             failure: AtomicI32::new(SUCCESS),
             used: AtomicU64::new(0),
             graph_use: GraphUse::default(),
             stack_limit: AtomicU64::new(DEFAULT_STACK),
             heap_limit: AtomicU64::new(DEFAULT_HEAP),
             flags: AtomicU32::new(0),
+            console: Console::default(),
         })
     };
     specs.iter().enumerate().map(device).collect()
@@ -320,7 +394,7 @@ mod tests {
     use super::*;
 
     fn parse(list: &str) -> std::result::Result<Vec<Device>, String> {
-        parse_devices(list, &MachineOptions::default())
+        parse_devices(list, &[], &MachineOptions::default())
     }
 
     #[test]
@@ -330,11 +404,46 @@ mod tests {
         assert_eq!(archs, [Arch::Gfx942, Arch::Gfx950]);
         assert!(parse("").unwrap().is_empty());
         assert!(parse("gfx942?").is_ok());
-        for wrong in ["gfx90a", "sm_90", "gfx942?threads=0", "gfx942?threads", "gfx942?skew=-1", "gfx942?x=1"]
-        {
+        let memory = parse("gfx942?memory=3G,gfx950").unwrap();
+        assert_eq!([memory[0].memory_bytes(), memory[1].memory_bytes()], [3 << 30, 288 << 30]);
+        let counted = parse("gfx942*3?threads=1,gfx950").unwrap();
+        assert_eq!(
+            counted.iter().map(|d| d.arch.name()).collect::<Vec<_>>(),
+            ["gfx942", "gfx942", "gfx942", "gfx950"]
+        );
+        for wrong in [
+            "gfx90a",
+            "sm_90",
+            "gfx942?threads=0",
+            "gfx942?threads",
+            "gfx942?skew=-1",
+            "gfx942?x=1",
+            "gfx942?memory=0",
+            "gfx942?memory=1X",
+            "gfx942?memory=2T",
+            "gfx942*0",
+            "gfx942*",
+            "gfx942*9",
+            "gfx942*4,gfx950*5",
+        ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(parse(&["gfx942"; MAX_DEVICES + 1].join(",")).is_err());
+    }
+
+    #[test]
+    fn variables_choose_devices() {
+        let slots = |visible: &[&str]| -> Vec<usize> {
+            let visible: Vec<_> = visible.iter().map(|list| Some((*list).to_owned())).collect();
+            let devices = parse_devices("gfx942*3,gfx950", &visible, &MachineOptions::default()).unwrap();
+            assert!(devices.iter().enumerate().all(|(i, d)| d.ordinal == i));
+            devices.iter().map(|d| d.slot).collect()
+        };
+        assert_eq!(slots(&["3, 0"]), [3, 0]);
+        assert_eq!(slots(&["3,1,2", "2,0"]), [2, 3]);
+        assert_eq!(slots(&["1,7,2"]), [1], "the list ends at what is no device");
+        assert_eq!(slots(&["1,2,1"]), [1, 2]);
+        assert!(slots(&["-1"]).is_empty());
     }
 
     #[test]

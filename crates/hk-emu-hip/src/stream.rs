@@ -10,9 +10,10 @@ use std::time::Instant;
 
 use crate::capture::{self, Mark};
 use crate::error::{HipError, Result};
-use crate::host::put;
+use crate::host::{get, put};
 use crate::runtime::{Device, api, lock, runtime};
 use crate::work::{self, Work, submit};
+use crate::{pool, queue};
 
 /// A stream that the program made.
 pub(crate) struct Stream {
@@ -20,12 +21,16 @@ pub(crate) struct Stream {
     id: u64,
     flags: c_uint,
     priority: c_int,
+    /// Compute units that it may use, a bit each; what was asked for, not what is done. Empty: all.
+    mask: Vec<u32>,
 }
 
 pub(crate) struct Event {
     pub device: usize,
     flags: c_uint,
     recorded: Mutex<Option<Instant>>,
+    /// The command that records it, or 0.
+    ticket: AtomicU64,
     /// Its place in a capture, if it was recorded on a captured stream.
     mark: Mutex<Option<Mark>>,
     /// The stream that it was recorded on last.
@@ -42,12 +47,21 @@ pub(crate) struct StreamRef {
     priority: c_int,
 }
 
+impl StreamRef {
+    /// Whether its work is in order with that of the null stream.
+    pub fn is_blocking(self) -> bool {
+        self.flags & NON_BLOCKING == 0
+    }
+}
+
 /// `hipStreamLegacy` and `hipStreamPerThread`.
 pub(crate) const LEGACY: u64 = 1;
 pub(crate) const PER_THREAD: u64 = 2;
 const NON_BLOCKING: c_uint = 1;
 const LOWEST_PRIORITY: c_int = 1;
 const HIGHEST_PRIORITY: c_int = -1;
+/// Words of a mask of compute units.
+const MAX_MASK: c_uint = 1024;
 
 /// Finds a stream: a handle, 0 for the null stream, or one of the two special values.
 ///
@@ -64,6 +78,11 @@ pub(crate) fn stream(handle: u64) -> Result<StreamRef> {
     Ok(StreamRef { device, id: stream.id, flags: stream.flags, priority: stream.priority })
 }
 
+/// The null stream of a device.
+pub(crate) fn null_of(device: &'static Device) -> StreamRef {
+    StreamRef { device, id: 0, flags: 0, priority: 0 }
+}
+
 /// Numbers of the threads' own streams: above all that handles have.
 fn per_thread_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 55);
@@ -71,7 +90,7 @@ fn per_thread_id() -> u64 {
     ID.with(|id| *id)
 }
 
-fn create(handle: *mut u64, flags: c_uint, priority: c_int) -> Result {
+fn create(handle: *mut u64, flags: c_uint, priority: c_int, mask: Vec<u32>) -> Result {
     let runtime = runtime();
     let device = runtime.current()?;
     device.check()?;
@@ -80,13 +99,23 @@ fn create(handle: *mut u64, flags: c_uint, priority: c_int) -> Result {
     }
     put(handle, 0)?;
     let priority = priority.clamp(HIGHEST_PRIORITY, LOWEST_PRIORITY);
-    put(handle, runtime.streams.insert(|id| Stream { device: device.ordinal, id, flags, priority }))
+    put(handle, runtime.streams.insert(|id| Stream { device: device.ordinal, id, flags, priority, mask }))
 }
 
-/// All work is done; it may have failed.
-fn finish(handle: u64) -> Result {
+fn synchronize(handle: u64) -> Result {
     let stream = stream(handle)?;
     capture::forbid_waiting(stream)?;
+    queue::synchronize(stream);
+    pool::settle();
+    stream.device.check()
+}
+
+fn query(handle: u64) -> Result {
+    let stream = stream(handle)?;
+    capture::forbid_waiting(stream)?;
+    if queue::busy(stream) {
+        return Err(HipError::NOT_READY);
+    }
     stream.device.check()
 }
 
@@ -103,17 +132,20 @@ fn create_event(handle: *mut u64, flags: c_uint) -> Result {
     let runtime = runtime();
     let device = runtime.current()?;
     device.check()?;
-    if flags & !(1 | NO_TIMING | INTERPROCESS | RELEASE) != 0 || (flags & RELEASE).count_ones() > 1 {
+    // One that other processes may open, which is not supported, must have no time.
+    let timed = flags & NO_TIMING == 0;
+    if flags & !(1 | NO_TIMING | INTERPROCESS | RELEASE) != 0
+        || (flags & RELEASE).count_ones() > 1
+        || timed && flags & INTERPROCESS != 0
+    {
         return Err(HipError::INVALID_VALUE);
-    }
-    if flags & INTERPROCESS != 0 {
-        return Err(HipError::NOT_SUPPORTED);
     }
     put(handle, 0)?;
     let event = Event {
         device: device.ordinal,
         flags,
         recorded: Mutex::default(),
+        ticket: AtomicU64::new(0),
         mark: Mutex::default(),
         stream: AtomicU64::new(0),
     };
@@ -130,9 +162,21 @@ pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
     event.stream.store(on.id, Relaxed);
     let mark = capture::mark(on);
     if mark.is_none() {
-        *lock(&event.recorded) = Some(Instant::now());
+        if queue::idle(on) {
+            event.pass();
+        } else {
+            let recorded = event.clone();
+            let ticket = queue::add(on, &[], move || *lock(&recorded.recorded) = Some(Instant::now()));
+            event.ticket.store(ticket, Relaxed);
+        }
     }
     *lock(&event.mark) = mark;
+    Ok(())
+}
+
+/// Records an event in a command that runs.
+pub(crate) fn record_here(handle: u64) -> Result {
+    event(handle)?.pass();
     Ok(())
 }
 
@@ -150,16 +194,41 @@ fn record_with(handle: u64, on: u64, flags: c_uint) -> Result {
     }
 }
 
-/// The work before an event is done; an event that was never recorded has none. The work may have failed.
-pub(crate) fn check_event(handle: u64) -> Result {
-    runtime().device(event(handle)?.device as c_int)?.check()
+impl Event {
+    /// It is recorded now.
+    fn pass(&self) {
+        *lock(&self.recorded) = Some(Instant::now());
+        self.ticket.store(0, Relaxed);
+    }
+
+    fn ticket(&self) -> u64 {
+        self.ticket.load(Relaxed)
+    }
+
+    /// The work before it may have failed.
+    fn check(&self) -> Result {
+        runtime().device(self.device as c_int)?.check()
+    }
 }
 
-/// [`check_event`] for calls of the program.
+/// Waits for the work before an event; an event that was never recorded has none.
+pub(crate) fn wait_for(handle: u64) -> Result {
+    let event = event(handle)?;
+    queue::wait(event.ticket());
+    event.check()
+}
+
+fn synchronize_event(handle: u64) -> Result {
+    capture::forbid_captured(lock(&event(handle)?.mark).as_ref())?;
+    wait_for(handle)?;
+    pool::settle();
+    Ok(())
+}
+
 fn query_event(handle: u64) -> Result {
     let event = event(handle)?;
     capture::forbid_captured(lock(&event.mark).as_ref())?;
-    check_event(handle)
+    if queue::is_done(event.ticket()) { event.check() } else { Err(HipError::NOT_READY) }
 }
 
 fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
@@ -185,7 +254,11 @@ fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
     if capture::is_captured(event.stream.load(Relaxed)) {
         return Err(HipError::STREAM_CAPTURE_ISOLATION);
     }
-    check_event(handle)
+    event.check()?;
+    if !queue::is_done(event.ticket()) {
+        queue::add(on, &[event.ticket()], || {});
+    }
+    Ok(())
 }
 
 /// Calls a function of the program that takes its data.
@@ -202,18 +275,37 @@ pub(crate) type Callback = unsafe extern "C" fn(stream: u64, status: c_int, data
 pub(crate) type HostFunction = unsafe extern "C" fn(data: u64);
 
 api! {
-    fn hipStreamCreate(handle: *mut u64) { create(handle, 0, 0) }
-    fn hipStreamCreateWithFlags(handle: *mut u64, flags: c_uint) { create(handle, flags, 0) }
+    fn hipStreamCreate(handle: *mut u64) { create(handle, 0, 0, vec![]) }
+    fn hipStreamCreateWithFlags(handle: *mut u64, flags: c_uint) { create(handle, flags, 0, vec![]) }
 
     fn hipStreamCreateWithPriority(handle: *mut u64, flags: c_uint, priority: c_int) {
-        create(handle, flags, priority)
+        create(handle, flags, priority, vec![])
     }
 
     fn hipExtStreamCreateWithCUMask(handle: *mut u64, words: c_uint, mask: u64) {
-        if words == 0 || mask == 0 {
+        if words == 0 || mask == 0 || words > MAX_MASK {
             return Err(HipError::INVALID_VALUE);
         }
-        create(handle, 0, 0)
+        let words = (0..words as usize).map(|i| get((mask as *const u32).wrapping_add(i)));
+        let mut mask = words.collect::<Result<Vec<u32>>>()?;
+        if mask.iter().all(|word| *word == 0) {
+            mask.clear();
+        }
+        create(handle, 0, 0, mask)
+    }
+
+    fn hipExtStreamGetCUMask(handle: u64, words: c_uint, mask: *mut u32) {
+        let units = stream(handle)?.device.compute_units() as u32;
+        if mask.is_null() || words < units.div_ceil(32) {
+            return Err(HipError::INVALID_VALUE);
+        }
+        let own = runtime().streams.get(handle).map(|s| s.mask.clone()).unwrap_or_default();
+        for i in 0..units.div_ceil(32) {
+            let all = u32::MAX >> 32u32.saturating_sub(units - 32 * i);
+            let word = if own.is_empty() { all } else { own.get(i as usize).map_or(0, |word| word & all) };
+            put(mask.wrapping_add(i as usize), word)?;
+        }
+        Ok(())
     }
 
     fn hipStreamDestroy(handle: u64) {
@@ -224,10 +316,17 @@ api! {
         runtime().streams.remove(handle).map(drop).ok_or(HipError::CONTEXT_IS_DESTROYED)
     }
 
-    fn hipStreamSynchronize(handle: u64) { finish(handle) }
-    fn hipStreamQuery(handle: u64) { finish(handle) }
+    fn hipStreamSynchronize(handle: u64) { synchronize(handle) }
+    fn hipStreamQuery(handle: u64) { query(handle) }
     fn hipStreamWaitEvent(handle: u64, event: u64, flags: c_uint) { wait_event(handle, event, flags) }
-    fn hipStreamGetFlags(handle: u64, flags: *mut c_uint) { put(flags, stream(handle)?.flags) }
+
+    fn hipStreamGetFlags(handle: u64, flags: *mut c_uint) {
+        if handle == 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        put(flags, stream(handle)?.flags)
+    }
+
     fn hipStreamGetPriority(handle: u64, priority: *mut c_int) { put(priority, stream(handle)?.priority) }
 
     fn hipStreamGetDevice(handle: u64, device: *mut c_int) {
@@ -249,8 +348,10 @@ api! {
         if capture::captures(on)? {
             return Err(HipError::STREAM_CAPTURE_UNSUPPORTED);
         }
-        // SAFETY: the program promises that this is such a function.
-        unsafe { function(handle, 0, data) };
+        queue::add(on, &[], move || {
+            // SAFETY: the program promises that this is such a function.
+            unsafe { function(handle, 0, data) };
+        });
         Ok(())
     }
 
@@ -265,7 +366,7 @@ api! {
     fn hipEventCreateWithFlags(handle: *mut u64, flags: c_uint) { create_event(handle, flags) }
     fn hipEventRecord(handle: u64, on: u64) { record(handle, stream(on)?) }
     fn hipEventRecordWithFlags(handle: u64, on: u64, flags: c_uint) { record_with(handle, on, flags) }
-    fn hipEventSynchronize(handle: u64) { query_event(handle) }
+    fn hipEventSynchronize(handle: u64) { synchronize_event(handle) }
     fn hipEventQuery(handle: u64) { query_event(handle) }
 
     fn hipEventDestroy(handle: u64) {
@@ -282,6 +383,9 @@ api! {
         let (start, stop) = (event(start)?, event(stop)?);
         if start.device != stop.device || (start.flags | stop.flags) & NO_TIMING != 0 {
             return Err(HipError::INVALID_HANDLE);
+        }
+        if !queue::is_done(start.ticket()) || !queue::is_done(stop.ticket()) {
+            return Err(HipError::NOT_READY);
         }
         let (from, to) = (*lock(&start.recorded), *lock(&stop.recorded));
         let (Some(from), Some(to)) = (from, to) else { return Err(HipError::INVALID_HANDLE) };

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use half::f16;
 
-use crate::error::HipError;
+use crate::error::{HipError, Result};
 use crate::host::put_if;
+use crate::memory;
 use crate::runtime::{call, say};
 
 /// Says once that a function is missing.
@@ -38,55 +39,102 @@ fn not_supported() -> c_int {
 
 #[rustfmt::skip] // a list
 unsupported! { NAMES, not_supported();
-    hipArray3DCreate hipArray3DGetDescriptor hipArrayCreate hipArrayDestroy hipArrayGetDescriptor
-    hipArrayGetInfo hipBindTexture hipBindTexture2D hipBindTextureToArray hipBindTextureToMipmappedArray
-    hipChooseDevice hipChooseDeviceR0000 hipChooseDeviceR0600 hipCreateSurfaceObject hipCreateTextureObject
-    hipCtxDisablePeerAccess hipCtxEnablePeerAccess hipDestroyExternalMemory hipDestroyExternalSemaphore
-    hipDestroySurfaceObject hipDestroyTextureObject hipDeviceGetTexture1DLinearMaxWidth
-    hipDrvLaunchKernelEx hipEnableActivityCallback hipExtGetLinkTypeAndHopCount
-    hipExtLaunchMultiKernelMultiDevice hipExtStreamGetCUMask hipExternalMemoryGetMappedBuffer
-    hipExternalMemoryGetMappedMipmappedArray hipFreeArray hipFreeMipmappedArray hipGLGetDevices
-    hipGetChannelDesc hipGetDriverEntryPoint_spt hipGetMipmappedArrayLevel hipGetTextureAlignmentOffset
-    hipGetTextureObjectResourceDesc hipGetTextureObjectResourceViewDesc hipGetTextureObjectTextureDesc
-    hipGetTextureReference hipGraphAddBatchMemOpNode hipGraphAddExternalSemaphoresSignalNode
-    hipGraphAddExternalSemaphoresWaitNode hipGraphBatchMemOpNodeGetParams hipGraphBatchMemOpNodeSetParams
-    hipGraphExecBatchMemOpNodeSetParams hipGraphExecExternalSemaphoresSignalNodeSetParams
-    hipGraphExecExternalSemaphoresWaitNodeSetParams hipGraphExternalSemaphoresSignalNodeGetParams
-    hipGraphExternalSemaphoresSignalNodeSetParams hipGraphExternalSemaphoresWaitNodeGetParams
-    hipGraphExternalSemaphoresWaitNodeSetParams hipGraphicsGLRegisterBuffer hipGraphicsGLRegisterImage
-    hipGraphicsMapResources hipGraphicsResourceGetMappedPointer hipGraphicsSubResourceGetMappedArray
-    hipGraphicsUnmapResources hipGraphicsUnregisterResource hipImportExternalMemory hipImportExternalSemaphore
-    hipInitActivityCallback hipIpcCloseMemHandle hipIpcGetEventHandle hipIpcGetMemHandle hipIpcOpenEventHandle
-    hipIpcOpenMemHandle hipLaunchCooperativeKernel hipLaunchCooperativeKernelMultiDevice
-    hipLaunchCooperativeKernel_spt hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount
-    hipLibraryLoadData hipLibraryLoadFromFile hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete
-    hipLinkCreate hipLinkDestroy hipMalloc3DArray hipMallocArray hipMallocMipmappedArray hipMemAddressFree
-    hipMemAddressReserve hipMemAdvise_v2 hipMemCreate hipMemExportToShareableHandle hipMemGetAccess
-    hipMemGetAllocationGranularity hipMemGetAllocationPropertiesFromHandle hipMemGetHandleForAddressRange
-    hipMemImportFromShareableHandle hipMemMap hipMemMapArrayAsync hipMemPoolExportPointer
-    hipMemPoolExportToShareableHandle hipMemPoolImportFromShareableHandle hipMemPoolImportPointer
-    hipMemPrefetchAsync_v2 hipMemRelease hipMemRetainAllocationHandle hipMemSetAccess hipMemUnmap
-    hipMemcpy2DArrayToArray hipMemcpy2DFromArray hipMemcpy2DFromArrayAsync hipMemcpy2DFromArrayAsync_spt
-    hipMemcpy2DFromArray_spt hipMemcpy2DToArray hipMemcpy2DToArrayAsync hipMemcpy2DToArrayAsync_spt
+    hipArray3DCreate hipArray3DGetDescriptor hipArrayCreate hipArrayGetDescriptor hipArrayGetInfo
+    hipBindTexture hipBindTexture2D hipBindTextureToArray hipBindTextureToMipmappedArray
+    hipCreateSurfaceObject hipCreateTextureObject hipCtxDisablePeerAccess hipCtxEnablePeerAccess
+    hipDestroyExternalMemory hipDestroyExternalSemaphore hipDestroySurfaceObject hipDestroyTextureObject
+    hipDeviceGetTexture1DLinearMaxWidth hipDrvLaunchKernelEx hipEnableActivityCallback
+    hipExtLaunchMultiKernelMultiDevice hipExternalMemoryGetMappedBuffer
+    hipExternalMemoryGetMappedMipmappedArray hipGLGetDevices hipGetChannelDesc hipGetDriverEntryPoint_spt
+    hipGetMipmappedArrayLevel hipGetTextureAlignmentOffset hipGetTextureObjectResourceDesc
+    hipGetTextureObjectResourceViewDesc hipGetTextureObjectTextureDesc hipGetTextureReference
+    hipGraphAddBatchMemOpNode hipGraphAddExternalSemaphoresSignalNode hipGraphAddExternalSemaphoresWaitNode
+    hipGraphBatchMemOpNodeGetParams hipGraphBatchMemOpNodeSetParams hipGraphExecBatchMemOpNodeSetParams
+    hipGraphExecExternalSemaphoresSignalNodeSetParams hipGraphExecExternalSemaphoresWaitNodeSetParams
+    hipGraphExternalSemaphoresSignalNodeGetParams hipGraphExternalSemaphoresSignalNodeSetParams
+    hipGraphExternalSemaphoresWaitNodeGetParams hipGraphExternalSemaphoresWaitNodeSetParams
+    hipGraphicsGLRegisterBuffer hipGraphicsGLRegisterImage hipGraphicsMapResources
+    hipGraphicsResourceGetMappedPointer hipGraphicsSubResourceGetMappedArray hipGraphicsUnmapResources
+    hipGraphicsUnregisterResource hipImportExternalMemory hipImportExternalSemaphore hipInitActivityCallback
+    hipIpcCloseMemHandle hipIpcGetEventHandle hipIpcOpenEventHandle hipIpcOpenMemHandle
+    hipLaunchCooperativeKernel hipLaunchCooperativeKernelMultiDevice hipLaunchCooperativeKernel_spt
+    hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount hipLibraryLoadData hipLibraryLoadFromFile
+    hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete hipLinkCreate hipLinkDestroy
+    hipMalloc3DArray hipMemAddressFree hipMemAddressReserve hipMemAdvise_v2 hipMemCreate
+    hipMemExportToShareableHandle hipMemGetAccess hipMemGetAllocationGranularity
+    hipMemGetAllocationPropertiesFromHandle hipMemGetHandleForAddressRange hipMemImportFromShareableHandle
+    hipMemMap hipMemMapArrayAsync hipMemPoolExportPointer hipMemPoolExportToShareableHandle
+    hipMemPoolImportFromShareableHandle hipMemPoolImportPointer hipMemPrefetchAsync_v2 hipMemRelease
+    hipMemRetainAllocationHandle hipMemSetAccess hipMemUnmap hipMemcpy2DArrayToArray hipMemcpy2DFromArray
+    hipMemcpy2DFromArrayAsync_spt hipMemcpy2DFromArray_spt hipMemcpy2DToArray hipMemcpy2DToArrayAsync_spt
     hipMemcpy2DToArray_spt hipMemcpy3DBatchAsync hipMemcpy3DPeer hipMemcpy3DPeerAsync hipMemcpyAtoA
     hipMemcpyAtoD hipMemcpyAtoH hipMemcpyAtoHAsync hipMemcpyBatchAsync hipMemcpyDtoA hipMemcpyFromArray
-    hipMemcpyFromArray_spt hipMemcpyHtoA hipMemcpyHtoAAsync hipMemcpyToArray hipMemsetD2D16 hipMemsetD2D16Async
-    hipMemsetD2D32 hipMemsetD2D32Async hipMemsetD2D8 hipMemsetD2D8Async hipMipmappedArrayCreate
-    hipMipmappedArrayDestroy hipMipmappedArrayGetLevel hipModuleGetFunctionCount hipModuleGetTexRef
-    hipModuleLaunchCooperativeKernel hipModuleLaunchCooperativeKernelMultiDevice hipModuleLoadFatBinary
-    hipOccupancyAvailableDynamicSMemPerBlock hipPointerSetAttribute hipRegisterActivityCallback
+    hipMemcpyFromArray_spt hipMemcpyHtoA hipMemcpyHtoAAsync hipMemcpyToArray hipMemsetD2D16
+    hipMemsetD2D16Async hipMemsetD2D32 hipMemsetD2D32Async hipMemsetD2D8 hipMemsetD2D8Async
+    hipMipmappedArrayCreate hipMipmappedArrayDestroy hipMipmappedArrayGetLevel hipModuleGetFunctionCount
+    hipModuleGetTexRef hipModuleLaunchCooperativeKernel hipModuleLaunchCooperativeKernelMultiDevice
+    hipModuleLoadFatBinary hipOccupancyAvailableDynamicSMemPerBlock hipRegisterActivityCallback
     hipRegisterApiCallback hipRegisterTracerCallback hipRemoveActivityCallback hipRemoveApiCallback
-    hipSignalExternalSemaphoresAsync hipStreamBatchMemOp hipStreamCopyAttributes hipStreamGetAttribute
-    hipStreamGetId hipStreamSetAttribute hipStreamWaitValue32 hipStreamWaitValue64 hipStreamWriteValue32
-    hipStreamWriteValue64 hipTexObjectCreate hipTexObjectDestroy hipTexObjectGetResourceDesc
-    hipTexObjectGetResourceViewDesc hipTexObjectGetTextureDesc hipTexRefGetAddress hipTexRefGetAddressMode
-    hipTexRefGetArray hipTexRefGetBorderColor hipTexRefGetFilterMode hipTexRefGetFlags hipTexRefGetFormat
-    hipTexRefGetMaxAnisotropy hipTexRefGetMipMappedArray hipTexRefGetMipmapFilterMode
-    hipTexRefGetMipmapLevelBias hipTexRefGetMipmapLevelClamp hipTexRefSetAddress hipTexRefSetAddress2D
-    hipTexRefSetAddressMode hipTexRefSetArray hipTexRefSetBorderColor hipTexRefSetFilterMode hipTexRefSetFlags
-    hipTexRefSetFormat hipTexRefSetMaxAnisotropy hipTexRefSetMipmapFilterMode hipTexRefSetMipmapLevelBias
-    hipTexRefSetMipmapLevelClamp hipTexRefSetMipmappedArray hipUnbindTexture hipWaitExternalSemaphoresAsync
+    hipStreamBatchMemOp hipStreamCopyAttributes hipStreamGetAttribute hipStreamGetId hipStreamSetAttribute
+    hipStreamWaitValue32 hipStreamWaitValue64 hipStreamWriteValue32 hipStreamWriteValue64 hipTexObjectCreate
+    hipTexObjectDestroy hipTexObjectGetResourceDesc hipTexObjectGetResourceViewDesc hipTexObjectGetTextureDesc
+    hipTexRefGetAddress hipTexRefGetAddressMode hipTexRefGetArray hipTexRefGetBorderColor
+    hipTexRefGetFilterMode hipTexRefGetFlags hipTexRefGetFormat hipTexRefGetMaxAnisotropy
+    hipTexRefGetMipMappedArray hipTexRefGetMipmapFilterMode hipTexRefGetMipmapLevelBias
+    hipTexRefGetMipmapLevelClamp hipTexRefSetAddress hipTexRefSetAddress2D hipTexRefSetAddressMode
+    hipTexRefSetArray hipTexRefSetBorderColor hipTexRefSetFilterMode hipTexRefSetFlags hipTexRefSetFormat
+    hipTexRefSetMaxAnisotropy hipTexRefSetMipmapFilterMode hipTexRefSetMipmapLevelBias
+    hipTexRefSetMipmapLevelClamp hipTexRefSetMipmappedArray hipUnbindTexture
     _Z22hipCreateSurfaceObjectPP13__hip_surfacePK15hipResourceDesc _Z23hipDestroySurfaceObjectP13__hip_surface
+}
+
+/// Exported functions that check their arguments before they say that they are not supported.
+macro_rules! refused {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($arg: $type),*) -> c_int {
+                static TOLD: AtomicBool = AtomicBool::new(false);
+                call(|| {
+                    $body?;
+                    tell(&TOLD, stringify!($name));
+                    Err(HipError::NOT_SUPPORTED)
+                })
+            }
+        )*
+
+        pub(crate) const REFUSED_NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+fn given(pointers: &[u64], error: HipError) -> Result {
+    if pointers.contains(&0) { Err(error) } else { Ok(()) }
+}
+
+const INVALID: HipError = HipError::INVALID_VALUE;
+
+refused! {
+    fn hipMallocArray(array: u64, description: u64) { given(&[array, description], INVALID) }
+    fn hipMallocMipmappedArray(array: u64, description: u64) { given(&[array, description], INVALID) }
+    fn hipFreeArray(array: u64) { given(&[array], INVALID) }
+    fn hipArrayDestroy(array: u64) { given(&[array], INVALID) }
+    fn hipFreeMipmappedArray(array: u64) { given(&[array], INVALID) }
+    fn hipMemcpy2DToArrayAsync(dst: u64) { given(&[dst], HipError::INVALID_HANDLE) }
+    fn hipMemcpy2DFromArrayAsync(_dst: u64, _pitch: u64, src: u64) { given(&[src], HipError::INVALID_HANDLE) }
+    fn hipWaitExternalSemaphoresAsync(list: u64, params: u64) { given(&[list, params], INVALID) }
+    fn hipSignalExternalSemaphoresAsync(list: u64, params: u64) { given(&[list, params], INVALID) }
+
+    fn hipIpcGetMemHandle(handle: u64, ptr: u64) {
+        given(&[handle, ptr], INVALID).and_then(|()| memory::known(ptr, INVALID))
+    }
+
+    fn hipPointerSetAttribute(value: u64, attribute: c_int, ptr: u64) {
+        const SYNC_MEMOPS: c_int = 6;
+        given(&[value, ptr], INVALID).and_then(|()| match attribute {
+            SYNC_MEMOPS => memory::known(ptr, HipError::INVALID_DEVICE_POINTER),
+            _ => Err(INVALID),
+        })
+    }
 }
 
 /// `HIPRTC_ERROR_INTERNAL_ERROR`.
@@ -94,10 +142,7 @@ const HIPRTC_ERROR: c_int = 11;
 
 #[rustfmt::skip] // a list
 unsupported! { HIPRTC_NAMES, HIPRTC_ERROR;
-    hiprtcAddNameExpression hiprtcCompileProgram hiprtcCreateProgram hiprtcDestroyProgram hiprtcGetBitcode
-    hiprtcGetBitcodeSize hiprtcGetCode hiprtcGetCodeSize hiprtcGetLoweredName hiprtcGetProgramLog
-    hiprtcGetProgramLogSize hiprtcLinkAddData hiprtcLinkAddFile hiprtcLinkComplete hiprtcLinkCreate
-    hiprtcLinkDestroy hiprtcVersion
+    hiprtcLinkAddData hiprtcLinkAddFile hiprtcLinkComplete hiprtcLinkCreate hiprtcLinkDestroy
 }
 
 /// Functions that return something else than a code.
@@ -125,7 +170,6 @@ struct ChannelDesc {
 others! {
     fn hipApiName(_id: u32) -> *const c_char { UNKNOWN.as_ptr() }
     fn hipGetCmdName(_operation: u32) -> *const c_char { UNKNOWN.as_ptr() }
-    fn hiprtcGetErrorString(_code: c_int) -> *const c_char { c"run-time compilation is not supported".as_ptr() }
     fn amd_dbgapi_get_build_name() -> *const c_char { c"hk-emu".as_ptr() }
     fn amd_dbgapi_get_git_hash() -> *const c_char { UNKNOWN.as_ptr() }
     fn amd_dbgapi_get_build_id() -> usize { 0 }

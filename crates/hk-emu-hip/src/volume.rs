@@ -3,12 +3,11 @@
 use std::ffi::c_int;
 
 use crate::abi::{DriverMemcpy3D, Memcpy3D, MemsetParams, PitchedPtr, Size3};
-use crate::capture::forbid_synchronous;
 use crate::error::{HipError, Result};
 use crate::host::{get, put};
-use crate::memory::malloc_rows;
+use crate::memory::{fill_now, malloc_rows};
 use crate::runtime::api;
-use crate::work::{Copy, Fill, Work, submit};
+use crate::work::{Copy, Fill, Work, copy_now, submit};
 
 /// # Errors
 /// `hipErrorInvalidValue` for an extent that is larger than the memory.
@@ -24,12 +23,6 @@ fn fill_of(p: PitchedPtr, value: c_int, extent: Size3) -> Result<Fill> {
     Ok(Fill { params, slice, depth })
 }
 
-fn now(copy: Copy) -> Result {
-    forbid_synchronous()?;
-    copy.check()?;
-    copy.run()
-}
-
 api! {
     fn hipMalloc3D(result: *mut PitchedPtr, extent: Size3) {
         if result.is_null() {
@@ -40,14 +33,13 @@ api! {
         put(result, PitchedPtr { ptr, pitch, xsize: extent.x, ysize: extent.y })
     }
 
-    fn hipMemcpy3D(p: *const Memcpy3D) { now(Copy::Box(get(p)?)) }
+    fn hipMemcpy3D(p: *const Memcpy3D) { copy_now(Copy::Box(get(p)?)) }
     fn hipMemcpy3DAsync(p: *const Memcpy3D, on: u64) { submit(on, Work::Copy(Copy::Box(get(p)?))) }
-    fn hipDrvMemcpy3D(p: *const DriverMemcpy3D) { now(Copy::Driver(get(p)?)) }
+    fn hipDrvMemcpy3D(p: *const DriverMemcpy3D) { copy_now(Copy::Driver(get(p)?)) }
     fn hipDrvMemcpy3DAsync(p: *const DriverMemcpy3D, on: u64) { submit(on, Work::Copy(Copy::Driver(get(p)?))) }
 
     fn hipMemset3D(p: PitchedPtr, value: c_int, extent: Size3) {
-        forbid_synchronous()?;
-        fill_of(p, value, extent)?.run()
+        fill_now(fill_of(p, value, extent)?)
     }
 
     fn hipMemset3DAsync(p: PitchedPtr, value: c_int, extent: Size3, on: u64) {

@@ -9,8 +9,9 @@ use crate::capture;
 use crate::error::{HipError, Result};
 use crate::memory::{self, GraphMemory, MAX_PITCH};
 use crate::module::{self, Arguments, Function, Launch};
-use crate::register;
+use crate::runtime::say;
 use crate::stream::{self, HostFunction, StreamRef};
+use crate::{queue, register};
 
 /// A command, with its parameters as they were when it was given.
 #[derive(Clone)]
@@ -58,8 +59,8 @@ impl Work {
                 stream::call_host(*function, *data);
                 Ok(())
             }
-            Work::Wait(event) => stream::check_event(*event),
-            Work::Record(event) => stream::record(*event, on),
+            Work::Wait(event) => stream::wait_for(*event),
+            Work::Record(event) => stream::record_here(*event),
             Work::Alloc(memory) => {
                 GraphMemory::enter(memory);
                 Ok(())
@@ -81,7 +82,50 @@ pub(crate) fn submit(on: u64, work: Work) -> Result {
         }
         return capture::add(on, work).map(drop);
     }
-    work.run(on)
+    on.device.check()?;
+    // A command runs at once if nothing is before it, and if memory that is not page-locked is part of it.
+    let at_once = match &work {
+        Work::Copy(copy) => return copy.submit(on),
+        Work::Fill(fill) => {
+            fill.check()?;
+            queue::idle(on)
+        }
+        Work::Host(..) => false,
+        _ => queue::idle(on),
+    };
+    if at_once {
+        return queue::now(on, || work.run(on));
+    }
+    queue::add(on, &[], move || complain(on, work.run(on)));
+    Ok(())
+}
+
+/// What fails behind the back of the program's thread is told by later calls.
+pub(crate) fn complain(on: StreamRef, result: Result) {
+    if let Err(error) = result {
+        say!("a command of stream {} of device {} fails", on.id, on.device.ordinal);
+        on.device.fail(error);
+    }
+}
+
+/// Runs a copy in the order of the null stream, and waits for it.
+///
+/// # Errors
+/// As [`now`].
+pub(crate) fn copy_now(copy: Copy) -> Result {
+    capture::forbid_synchronous()?;
+    let (on, copy) = (stream::stream(0)?, copy.resolved()?);
+    copy.others(on)?.into_iter().for_each(queue::synchronize);
+    queue::now(on, || copy.run())
+}
+
+/// Runs work of the null stream, and waits for it.
+///
+/// # Errors
+/// `hipErrorStreamCaptureImplicit`, and those of the work.
+pub(crate) fn now(work: impl FnOnce() -> Result) -> Result {
+    capture::forbid_synchronous()?;
+    queue::now(stream::stream(0)?, work)
 }
 
 /// A launch with its arguments.
@@ -168,6 +212,7 @@ impl Kernel {
         }
     }
 
+    /// In a command that runs.
     fn run(&self, on: StreamRef) -> Result {
         let function = register::function_for(on.device, self.function)?;
         let launch = Launch {
@@ -180,7 +225,11 @@ impl Kernel {
             start: self.start,
             stop: self.stop,
         };
-        module::execute(&function, &launch, &self.arguments.bytes)
+        if self.start != 0 {
+            stream::record_here(self.start)?;
+        }
+        module::execute(&function, &launch, &self.arguments.bytes)?;
+        if self.stop != 0 { stream::record_here(self.stop) } else { Ok(()) }
     }
 }
 
@@ -227,7 +276,7 @@ impl Region {
 }
 
 /// A side of `HIP_MEMCPY3D`. Without a pitch, rows follow each other.
-fn region(side: &Side3D, width: u64) -> Result<Region> {
+fn region(side: &Side3D, width: u64, rows: u64) -> Result<Region> {
     let base = match side.memory_type {
         memory_type::HOST => side.host,
         memory_type::DEVICE | memory_type::UNIFIED | memory_type::MANAGED => side.device,
@@ -238,9 +287,14 @@ fn region(side: &Side3D, width: u64) -> Result<Region> {
     if end > pitch || pitch >= MAX_PITCH {
         return Err(HipError::INVALID_VALUE);
     }
+    if side.height != 0 && side.y.checked_add(rows).is_none_or(|end| end > side.height) {
+        return Err(HipError::INVALID_VALUE);
+    }
     Region::new(base, [side.x_in_bytes, side.y, side.z], pitch, side.height)
 }
 
+const HOST_TO_DEVICE: i32 = 1;
+const DEVICE_TO_HOST: i32 = 2;
 const KINDS: [i32; 6] = [0, 1, 2, 3, 4, 1024];
 
 impl Copy {
@@ -274,6 +328,9 @@ impl Copy {
     /// A copy without a symbol, for the current device.
     fn resolved(&self) -> Result<Copy> {
         Ok(match *self {
+            Copy::ToSymbol { kind: DEVICE_TO_HOST, .. } | Copy::FromSymbol { kind: HOST_TO_DEVICE, .. } => {
+                return Err(HipError::INVALID_MEMCPY_DIRECTION);
+            }
             Copy::ToSymbol { symbol, offset, src, bytes, kind } => {
                 Copy::Linear { dst: register::part_of(symbol, offset, bytes)?, src, bytes, kind }
             }
@@ -282,6 +339,44 @@ impl Copy {
             }
             other => other,
         })
+    }
+
+    /// Where both sides begin; nothing for an empty copy of rows.
+    fn ends(&self) -> Result<Vec<u64>> {
+        Ok(match *self {
+            Copy::Linear { dst, src, .. } => vec![dst, src],
+            _ => self.regions()?.map(|(dst, src, _)| vec![dst.addr, src.addr]).unwrap_or_default(),
+        })
+    }
+
+    /// The null streams of other devices than the stream's whose memory it accesses.
+    fn others(&self, on: StreamRef) -> Result<Vec<StreamRef>> {
+        let mut devices: Vec<_> = self.ends()?.into_iter().filter_map(memory::device_of).collect();
+        devices.retain(|device| device.ordinal != on.device.ordinal);
+        devices.dedup_by_key(|device| device.ordinal);
+        Ok(devices.into_iter().map(stream::null_of).collect())
+    }
+
+    /// Queues it on a stream. It is in the order of the null streams of other devices, too. One of memory that the runtime does not
+    /// know runs at once, and so does one that nothing is before.
+    fn submit(&self, on: StreamRef) -> Result {
+        let copy = self.resolved()?;
+        copy.check()?;
+        let others = copy.others(on)?;
+        let known = copy.ends()?.into_iter().all(memory::is_known);
+        if !known {
+            others.into_iter().for_each(queue::synchronize);
+            return queue::now(on, || copy.run());
+        }
+        if queue::idle(on) && others.iter().all(|other| queue::idle(*other)) {
+            return copy.run();
+        }
+        let after: Vec<u64> = others.iter().flat_map(|other| queue::before(*other)).collect();
+        let ticket = queue::add(on, &after, move || complain(on, copy.run()));
+        for other in others {
+            queue::add(other, &[ticket], || {});
+        }
+        Ok(())
     }
 
     /// Both regions and their extent; `None` if there is nothing to copy.
@@ -323,7 +418,7 @@ impl Copy {
                 if extent.contains(&0) {
                     return Ok(None);
                 }
-                (region(&p.dst, extent[0])?, region(&p.src, extent[0])?, extent)
+                (region(&p.dst, extent[0], extent[1])?, region(&p.src, extent[0], extent[1])?, extent)
             }
             Copy::Linear { .. } | Copy::ToSymbol { .. } | Copy::FromSymbol { .. } => return Ok(None),
         };

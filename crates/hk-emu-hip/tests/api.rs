@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::process::Command;
 use std::ptr::{null, null_mut};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::common::code_object;
 
@@ -37,11 +38,13 @@ unsafe extern "C" {
     fn hipMemcpy(dst: Ptr, src: *const c_void, bytes: usize, kind: c_int) -> c_int;
     fn hipMemcpy2D(dst: Ptr, dp: usize, src: *const c_void, sp: usize, w: usize, h: usize, kind: c_int) -> c_int;
     fn hipMemset(dst: Ptr, value: c_int, bytes: usize) -> c_int;
+    fn hipMemsetAsync(dst: Ptr, value: c_int, bytes: usize, stream: Ptr) -> c_int;
     fn hipMemsetD16(dst: Ptr, value: u16, count: usize) -> c_int;
     fn hipMemsetD32(dst: Ptr, value: c_int, count: usize) -> c_int;
     fn hipPointerGetAttributes(attributes: *mut Attributes, ptr: *const c_void) -> c_int;
     fn hipMemGetAddressRange(base: *mut Ptr, size: *mut usize, ptr: Ptr) -> c_int;
     fn hipStreamCreate(stream: *mut Ptr) -> c_int;
+    fn hipStreamCreateWithFlags(stream: *mut Ptr, flags: u32) -> c_int;
     fn hipStreamDestroy(stream: Ptr) -> c_int;
     fn hipStreamSynchronize(stream: Ptr) -> c_int;
     fn hipStreamQuery(stream: Ptr) -> c_int;
@@ -50,6 +53,7 @@ unsafe extern "C" {
     fn hipEventCreateWithFlags(event: *mut Ptr, flags: u32) -> c_int;
     fn hipEventRecord(event: Ptr, stream: Ptr) -> c_int;
     fn hipEventSynchronize(event: Ptr) -> c_int;
+    fn hipEventQuery(event: Ptr) -> c_int;
     fn hipEventElapsedTime(ms: *mut f32, start: Ptr, stop: Ptr) -> c_int;
     fn hipEventDestroy(event: Ptr) -> c_int;
     fn hipMallocManaged(ptr: *mut Ptr, bytes: usize, flags: u32) -> c_int;
@@ -132,6 +136,7 @@ const UNSUPPORTED_LIMIT: c_int = 215;
 const FILE_NOT_FOUND: c_int = 301;
 const INVALID_HANDLE: c_int = 400;
 const NOT_FOUND: c_int = 500;
+const NOT_READY: c_int = 600;
 const ILLEGAL_ADDRESS: c_int = 700;
 const TIME_OUT: c_int = 702;
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
@@ -425,14 +430,19 @@ fn pools_and_limits() {
     ok!(hipMallocFromPoolAsync(&mut a, 3000, pool, null_mut()));
     want!(OUT_OF_MEMORY, hipMallocFromPoolAsync(&mut b, 2000, pool, null_mut()));
     assert_eq!([5, 6, 7, 8].map(|n| attribute(pool, n)), [3000; 4]);
-    let mut hold = 1000u64;
+    let mut hold = 3500u64;
     ok!(hipMemPoolSetAttribute(pool, 4, address(&mut hold)));
     ok!(hipFreeAsync(a, null_mut()));
-    assert_eq!([5, 6, 7, 8].map(|n| attribute(pool, n)), [1000, 3000, 0, 3000]);
+    want!(INVALID_VALUE, hipFreeAsync(a, null_mut()));
+    want!(INVALID_VALUE, hipFree(a));
+    assert_eq!([5, 6, 7, 8].map(|n| attribute(pool, n)), [3000, 3000, 0, 3000]);
+    ok!(hipMallocFromPoolAsync(&mut b, 3000, pool, null_mut()));
+    assert_eq!((a, attribute(pool, 7)), (b, 3000), "the pool has memory of this size");
+    ok!(hipFreeAsync(b, null_mut()));
     ok!(hipMemPoolTrimTo(pool, 10));
     want!(INVALID_VALUE, hipMemPoolSetAttribute(pool, 8, address(&mut hold)));
     want!(INVALID_VALUE, hipMemPoolGetAttribute(pool, 9, address(&mut hold)));
-    assert_eq!([5, 1].map(|n| attribute(pool, n)), [10, 1]);
+    assert_eq!([5, 1].map(|n| attribute(pool, n)), [0, 1]);
     want!(INVALID_VALUE, hipMemPoolDestroy(own));
     ok!(hipMemPoolDestroy(pool));
     want!(INVALID_VALUE, hipMemPoolDestroy(pool));
@@ -533,6 +543,7 @@ fn streams_and_events() {
     std::thread::sleep(std::time::Duration::from_millis(2));
     ok!(hipEventRecord(stop, null_mut()));
     ok!(hipEventRecord(untimed, stream));
+    ok!(hipEventSynchronize(stop));
     ok!(hipEventElapsedTime(&mut ms, start, stop));
     assert!((2.0..1000.0).contains(&ms), "{ms} ms");
     ok!(hipEventElapsedTime(&mut ms, stop, start));
@@ -546,6 +557,7 @@ fn streams_and_events() {
     }
     let mut told = (0usize, -1);
     ok!(hipStreamAddCallback(stream, callback, address(&mut told), 0));
+    ok!(hipStreamSynchronize(stream));
     assert_eq!(told, (stream as usize, SUCCESS));
 
     // Handles of another type, and of the past.
@@ -562,6 +574,103 @@ fn streams_and_events() {
     want!(DESTROYED, hipEventRecord(stop, stream));
     ok!(hipEventDestroy(stop));
     ok!(hipEventDestroy(untimed));
+}
+
+/// Waits until the test opens the gate.
+extern "C" fn gate(_stream: Ptr, _status: c_int, open: Ptr) {
+    // SAFETY: the test passes one, and waits for the stream.
+    let open = unsafe { &*open.cast::<AtomicBool>() };
+    while !open.load(Relaxed) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn work_is_in_flight() {
+    const NON_BLOCKING: u32 = 1;
+    let (mut event, mut memory) = (null_mut(), null_mut());
+    let [mut first, mut second, mut third, mut blocking] = [null_mut(); 4];
+    for stream in [&mut first, &mut second, &mut third] {
+        ok!(hipStreamCreateWithFlags(stream, NON_BLOCKING));
+    }
+    ok!(hipStreamCreate(&mut blocking));
+    ok!(hipEventCreateWithFlags(&mut event, 0));
+    ok!(hipMalloc(&mut memory, 8));
+    let mut open = AtomicBool::new(false);
+    ok!(hipStreamAddCallback(first, gate, address(&mut open), 0));
+    ok!(hipEventRecord(event, first));
+    want!(NOT_READY, hipStreamQuery(first));
+    want!(NOT_READY, hipEventQuery(event));
+    want!(NOT_READY, hipEventElapsedTime(&mut 0.0, event, event));
+    // A stream that waits for the event, and one that does not.
+    ok!(hipStreamWaitEvent(second, event, 0));
+    ok!(hipMemsetAsync(memory, 1, 4, second));
+    ok!(hipMemsetAsync(memory.wrapping_byte_add(4), 2, 4, third));
+    want!(NOT_READY, hipStreamQuery(second));
+    ok!(hipStreamSynchronize(third));
+    ok!(hipStreamQuery(third));
+    open.store(true, Relaxed);
+    ok!(hipStreamSynchronize(second));
+    ok!(hipEventQuery(event));
+    ok!(hipStreamQuery(first));
+    assert_eq!(download::<u8>(memory, 8), [1, 1, 1, 1, 2, 2, 2, 2]);
+    // The null stream is in order with blocking streams.
+    open.store(false, Relaxed);
+    ok!(hipStreamAddCallback(blocking, gate, address(&mut open), 0));
+    ok!(hipMemset(memory, 3, 8));
+    want!(NOT_READY, hipStreamQuery(null_mut()));
+    ok!(hipStreamQuery(first));
+    open.store(true, Relaxed);
+    assert_eq!(download::<u8>(memory, 8), [3; 8]);
+    ok!(hipStreamQuery(blocking));
+    for stream in [first, second, third, blocking] {
+        ok!(hipStreamDestroy(stream));
+    }
+    ok!(hipEventDestroy(event));
+    ok!(hipFree(memory));
+}
+
+#[test]
+fn the_size_of_memory_is_an_option() {
+    child("child_has_little_memory", "gfx942?memory=1G");
+    // More than the host has: what is not written costs nothing.
+    child("child_has_much_memory", "gfx950?memory=900G");
+}
+
+#[test]
+#[ignore = "a child process"]
+fn child_has_little_memory() {
+    let info = || {
+        let (mut free, mut total) = (0, 0);
+        ok!(hipMemGetInfo(&mut free, &mut total));
+        (free, total)
+    };
+    assert_eq!(info(), (1 << 30, 1 << 30));
+    let big = malloc(600 << 20);
+    assert_eq!(info(), (424 << 20, 1 << 30));
+    want!(OUT_OF_MEMORY, hipMalloc(&mut null_mut(), 425 << 20));
+    want!(OUT_OF_MEMORY, hipMallocManaged(&mut null_mut(), 2 << 30, 1));
+    // The process goes on.
+    let rest = malloc(424 << 20);
+    assert_eq!(info().0, 0);
+    want!(OUT_OF_MEMORY, hipMalloc(&mut null_mut(), 1));
+    ok!(hipMemset(rest, 7, 4));
+    assert_eq!(download::<u8>(rest, 4), [7; 4]);
+    ok!(hipFree(big));
+    assert_eq!(info().0, 600 << 20);
+    ok!(hipFree(malloc(600 << 20)));
+}
+
+#[test]
+#[ignore = "a child process"]
+fn child_has_much_memory() {
+    const BYTES: usize = 800 << 30;
+    let all = malloc(BYTES);
+    let last = all.wrapping_byte_add(BYTES - 8);
+    ok!(hipMemset(last, 1, 4));
+    assert_eq!(download::<u32>(last, 2), [0x0101_0101, 0xfffa_fffa]);
+    want!(OUT_OF_MEMORY, hipMalloc(&mut null_mut(), 101 << 30));
+    ok!(hipFree(all));
 }
 
 #[test]
@@ -620,7 +729,7 @@ fn modules() {
     assert_eq!((blocks, size), (32 * 304, 10));
 
     ok!(hipModuleUnload(module));
-    want!(INVALID_HANDLE, hipModuleUnload(module));
+    want!(NOT_FOUND, hipModuleUnload(module));
     want!(INVALID_HANDLE, hipFuncGetAttribute(&mut value, 0, f));
     want!(INVALID_HANDLE, hipModuleLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), null_mut()));
     want!(INVALID_VALUE, hipMemcpy(address(&mut value), ptr, 4, 2));
@@ -832,7 +941,7 @@ fn child_faults() {
         want!(code, hipDeviceSynchronize());
         ok!(hipDeviceReset());
         ok!(hipDeviceSynchronize());
-        want!(INVALID_HANDLE, hipModuleUnload(module));
+        want!(NOT_FOUND, hipModuleUnload(module));
         want!(INVALID_VALUE, hipFree(kept));
         let (mut free, mut total) = (0, 0);
         ok!(hipMemGetInfo(&mut free, &mut total));

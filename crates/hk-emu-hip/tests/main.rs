@@ -3,5 +3,6 @@
 
 mod api;
 mod common;
+mod fuzz;
 mod programs;
 mod symbols;

@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use crate::common::{clang, code_object, printed, run, runtime, source};
+use crate::common::{clang, code_object, code_object_with, printed, run, runtime, source};
 
 const BOTH: &str = "gfx942,gfx950";
 
@@ -63,11 +64,25 @@ fn fat_binary(objects: &[(&str, Vec<u8>)]) -> Vec<u8> {
 
 /// Compiles a program with kernels for both targets, as the driver does, into `dir`.
 fn compiled(name: &str, dir: &Path, runtime: &Path) -> PathBuf {
-    let objects = ["gfx942", "gfx950"].map(|target| {
-        let path = dir.join(format!("{target}.co"));
-        code_object(name, target, &path);
-        (target, std::fs::read(path).unwrap())
-    });
+    compiled_with(name, &["gfx942", "gfx950"], dir, runtime, [&[], &[]])
+}
+
+/// The same for some targets, with options of both sides, and of the device's.
+fn compiled_with(
+    name: &str,
+    targets: &[&'static str],
+    dir: &Path,
+    runtime: &Path,
+    [options, device]: [&[&str]; 2],
+) -> PathBuf {
+    let objects: Vec<_> = targets
+        .iter()
+        .map(|&target| {
+            let path = dir.join(format!("{target}.co"));
+            code_object_with(name, target, &path, &[options, device].concat());
+            (target, std::fs::read(path).unwrap())
+        })
+        .collect();
     let bundle = dir.join("bundle.hipfb");
     std::fs::write(&bundle, fat_binary(&objects)).unwrap();
     let program = dir.join("program");
@@ -81,6 +96,7 @@ fn compiled(name: &str, dir: &Path, runtime: &Path) -> PathBuf {
     args.extend([bundle.as_os_str(), source.as_os_str(), OsStr::new("-L"), runtime.as_os_str()]);
     args.extend(["-lamdhip64", "-o"].map(OsStr::new));
     args.push(program.as_os_str());
+    args.extend(options.iter().map(OsStr::new));
     clang(&args);
     program
 }
@@ -107,4 +123,152 @@ fn graphs() {
         let output = run(&program, &[], device, runtime.path());
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{device}");
     }
+}
+
+/// What `printf.hip` prints up to its own kernels; buffered `printf` gives 0.
+fn greetings(counted: bool) -> String {
+    let line = |place, block, thread, half, letter| {
+        format!("{place}: block {block} of thread {thread:3}: {half:.3} {letter} 10000000000\n")
+    };
+    let lines = [
+        line("first", 0, 0, 0.0, 'a'),
+        line("first", 0, 40, 20.0, 'a'),
+        line("elsewhere", 1, 0, 0.0, 'b'),
+        line("elsewhere", 1, 40, 20.0, 'b'),
+    ];
+    let counts = lines.each_ref().map(|line| if counted { line.len().to_string() } else { "0".into() });
+    format!("host\n{}a line\na line\n<7 ff>\nhost again: {}\n", lines.concat(), counts.join(" "))
+}
+
+#[test]
+fn printf_and_assert_of_kernels() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    for (kind, counted) in [("hostcall", true), ("buffered", false)] {
+        let kind = format!("-mprintf-kind={kind}");
+        let program =
+            compiled_with("printf.hip", &["gfx942", "gfx950"], dir.path(), runtime.path(), [&[], &[&kind]]);
+        for device in ["gfx942", "gfx950"] {
+            let output = run(&program, &[], device, runtime.path());
+            let (out, report) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            let rest = "hipErrorAssert\na line\na line\n";
+            assert_eq!(out, greetings(counted) + rest, "{kind} {device}: {report}");
+            let lines = report
+                .lines()
+                .filter(|line| line.contains("check: Device-side assertion `thread < bound' failed."));
+            assert_eq!(lines.count(), 2, "{report}");
+            assert!(report.contains("trap 2"), "{report}");
+        }
+    }
+    // 16,384 messages of 92 bytes: a mebibyte has 11,397 of them.
+    let program = dir.path().join("program");
+    let output = printed(run(&program, &[OsStr::new("flood")], "gfx942", runtime.path()));
+    assert_eq!(output.lines().filter(|line| line.starts_with("1 of many")).count(), 11_397);
+    assert!(output.ends_with("4987 lost\n"), "{output}");
+}
+
+#[test]
+#[ignore = "needs ROCm's headers and device libraries: ROCM_PATH, as validation/hip_tests.py build makes one"]
+fn printf_and_assert_by_rocm() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let root = PathBuf::from(std::env::var_os("ROCM_PATH").expect("ROCM_PATH"));
+    let (path, headers) =
+        (format!("--rocm-path={}", root.display()), format!("-I{}", root.join("headers").display()));
+    // What newer compilers do not define, and the headers expect.
+    let options =
+        ["-DROCM", "-D__HIP_PLATFORM_AMD__", "-D__AMDGCN_WAVEFRONT_SIZE=64", "-DDEPRECATED(message)="];
+    let options = [&options[..], &["-std=c++17", "--offload-inc", &path, &headers]].concat();
+    for (kind, counted) in [("hostcall", true), ("buffered", false)] {
+        let kind = format!("-mprintf-kind={kind}");
+        let device = [&kind, "-mcode-object-version=5", "--offloadlib"];
+        let program =
+            compiled_with("printf.hip", &["gfx942"], dir.path(), runtime.path(), [&options, &device]);
+        let output = run(&program, &[], "gfx942", runtime.path());
+        let (out, report) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(out, greetings(counted) + "hipErrorAssert\na line\na line\n", "{kind}: {report}");
+        assert!(report.contains("Device-side assertion `thread < bound' failed."), "{report}");
+    }
+}
+
+#[test]
+fn programs_compiled_at_run_time() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = dir.path().join("hiprtc");
+    let mut args: Vec<&OsStr> = ["-x", "c", "-std=c11", "-O1", "-Wall", "-Werror"].map(OsStr::new).into();
+    let source = source("hiprtc.c");
+    args.extend([source.as_os_str(), OsStr::new("-L"), runtime.path().as_os_str()]);
+    args.extend(["-lhiprtc", "-lamdhip64", "-o"].map(OsStr::new));
+    args.push(program.as_os_str());
+    clang(&args);
+    for device in ["gfx942", "gfx950"] {
+        let output = run(&program, &[], device, runtime.path());
+        let (out, report) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let want = "_Z3addIfLi3EEvPT_PKS0_i _Z3addIiLi4EEvPT_PKS0_i _ZN3one4lastEP6float4 count scale\n\
+                    60 of many\nhipErrorAssert\n";
+        assert_eq!(out, want, "{device}: {report}");
+        let failed = "kernels.cu:16: Device-side assertion `threadIdx.x % 64 < n' failed.";
+        assert_eq!(report.lines().filter(|line| *line == failed).count(), 4, "{report}");
+    }
+}
+
+#[test]
+fn reports_as_options_say() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let targets = &["gfx942", "gfx950"];
+    let program = compiled_with("sanitize.hip", targets, dir.path(), runtime.path(), [&["-g"], &[]]);
+    let json = dir.path().join("report.jsonl");
+    let go = |options: &str| {
+        let mut command = Command::new(&program);
+        command.env("LD_LIBRARY_PATH", runtime.path()).env("HK_EMU_ARCH", "gfx942").env("HK_SANITIZE", "lds");
+        let output = command.env("HK_SANITIZE_OPTIONS", options).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, out, report) = go(&format!("error-exitcode=9,leak-check=full,json={}", json.display()));
+    assert_eq!((code, &*out), (Some(9), "hipErrorLaunchFailure\n"), "{report}");
+    for want in [
+        "lds: the write of a byte of LDS races with a read by wave 0",
+        "launched by hipLaunchKernel\n",
+        "sanitize.hip:36:5)",
+        "from main (",
+        "leak of 1000 bytes at 0x",
+        "device 0, hipMalloc\n  allocated by hipMalloc\n",
+        "leak of 64 bytes at 0x",
+        "3 errors: exit code 9",
+    ] {
+        assert!(report.contains(want), "{want}: {report}");
+    }
+    let lines = std::fs::read_to_string(&json).unwrap();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 3);
+    assert_eq!(
+        (&lines[0]["fault"]["kind"], &lines[0]["fault"]["check"]),
+        (&"sanitizer".into(), &"lds".into())
+    );
+    assert_eq!(lines[0]["backtrace"][0], "hipLaunchKernel");
+    assert!(lines.iter().any(|line| line["leak"]["bytes"] == 1000));
+
+    let rules = dir.path().join("suppressions");
+    std::fs::write(&rules, "# known\nlds: *racy*\n").unwrap();
+    for clean in [
+        "kernel-name=*clean*,error-exitcode=9".to_owned(),
+        format!("suppressions={},error-exitcode=9", rules.display()),
+    ] {
+        let (code, out, report) = go(&clean);
+        assert_eq!((code, &*out, &*report), (Some(0), "hipSuccess\n", ""), "{clean}");
+    }
+    let mut stats = Command::new(&program);
+    stats.env("LD_LIBRARY_PATH", runtime.path()).env("HK_EMU_ARCH", "gfx942").env("HK_STATS", "1");
+    let report = String::from_utf8_lossy(&stats.output().unwrap().stderr).into_owned();
+    assert!(report.contains("\n| 0 | _Z5cleanPi | 1 | 1 | 2 | "), "{report}");
+    let (_, _, report) = go("backtrace=no");
+    assert!(report.contains("lds: ") && !report.contains("launched by"), "{report}");
+    let (_, _, report) = go("error-exitcode=0");
+    assert!(
+        report.contains("HK_SANITIZE_OPTIONS: `error-exitcode=0`, expected 1 to 255; there is no device"),
+        "{report}"
+    );
 }

@@ -35,6 +35,7 @@ SOURCES = {
 HIP_VERSION = (6, 3, 0)
 
 DIRECTORIES = ["graph", "stream", "event", "errorHandling", "memory", "device", "module"]
+DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread"]
 
 
 def run(command, **options):
@@ -143,17 +144,19 @@ def flags(args, rocm):
 
 
 def lists(directory):
-    """What the directory's CMakeLists.txt builds: files with tests, files that these share, and code objects as options, source
-    and name."""
+    """What the directory's CMakeLists.txt builds: files with tests, files that these share, code objects as options, source and
+    name, and programs that tests start, as source and name."""
     text = (directory / "CMakeLists.txt").read_text()
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     named = sorted({name for name in re.findall(r"[\w./]+\.cc", text)})
     objects = re.findall(r"--genco(.*?)\$\{CMAKE_CURRENT_SOURCE_DIR\}/([\w./]+)\s+-o\s+(?:\S*/)?(\w+\.\w+)", text, re.S)
+    objects += [(" -S", *found) for found in re.findall(r"-S \$\{CMAKE_CURRENT_SOURCE_DIR\}/(\S+)\s+-o \S*/(\S+\.s)\s", text)]
+    programs = [(source, name) for name, source in re.findall(r"add_executable\((\w+) EXCLUDE_FROM_ALL (\S+\.cc)\)", text)]
     apart = {source for _, source, _ in objects}
     sources = [name for name in named if (directory / name).exists() and name not in apart]
     texts = {name: (directory / name).read_text(errors="replace") for name in sources}
     tests = [s for s in sources if "TEST_CASE" in texts[s]]
-    return tests, [s for s in sources if s not in tests and "int main(" not in texts[s]], objects
+    return tests, [s for s in sources if s not in tests and "int main(" not in texts[s]], objects, programs
 
 
 def build(args):
@@ -172,10 +175,11 @@ def build(args):
     shared = {}
     for name in args.directories:
         directory = tests / "unit" / name
-        sources, helpers, objects = lists(directory)
+        sources, helpers, objects, programs = lists(directory)
         (out / name).mkdir(exist_ok=True)
         jobs += [(directory / source, out / name / pathlib.Path(source).stem, None) for source in sources]
         jobs += [(directory / source, out / name / target, options) for options, source, target in objects]
+        jobs += [(directory / source, out / name / target, "main") for source, target in programs]
         targets = [out / name / (pathlib.Path(source).stem + ".o") for source in helpers]
         for source, target in zip(helpers, targets):
             if not target.exists():
@@ -187,11 +191,13 @@ def build(args):
         if target.exists() and not args.again:
             return job, None
         command = [args.clang, *common, "-I", source.parent]
-        if options is None:
-            command += [source, "-x", "none", *main, *shared[source.parent], "-fuse-ld=lld", "-L", library, "-lamdhip64", "-lpthread", "-ldl"]
+        if options in (None, "main"):
+            tests_of = [*main, *shared[source.parent]] if options is None else []
+            command += [source, "-x", "none", *tests_of, "-fuse-ld=lld", "-L", library, "-lamdhip64", "-lpthread", "-ldl"]
             command += ["-lstdc++fs", f"-Wl,-rpath,{library}", "-o", target]
         else:
-            command += ["--offload-device-only", source, "-o", target]
+            # What refers to directories of a ROCm installation is in `common`.
+            command += [*(o for o in options.split() if "$" not in o), "--offload-device-only", source, "-o", target]
         done = run(command)
         return job, first_error(done.stderr) if done.returncode else None
 
@@ -255,8 +261,9 @@ def run_tests(args):
     never = disabled(args)
     jobs = []
     for name in args.directories:
+        helpers = {target for _, target in lists(args.work / "hip-tests/catch/unit" / name)[3]}
         for program in sorted((out / name).iterdir()):
-            if program.suffix or not os.access(program, os.X_OK):
+            if program.suffix or program.name in helpers or not os.access(program, os.X_OK):
                 continue
             jobs += [(name, program, test) for test in test_names(program) if args.filter in test]
 
@@ -267,6 +274,8 @@ def run_tests(args):
         return job, outcome(args, program, test)
 
     results = read(args.results)
+    if args.failed:
+        jobs = [job for job in jobs if results.get(f"{job[0]}/{job[2]}") not in ("pass", "disabled")]
     reasons = []
     for (name, _, test), (status, why) in parallel(args, run_one, jobs):
         results[f"{name}/{test}"] = status
@@ -327,10 +336,11 @@ def main():
     parser.add_argument("--git", default="https://github.com", help="where the repositories are")
     parser.add_argument("--clang", default="clang++-22")
     parser.add_argument("--arch", default="gfx942")
-    parser.add_argument("--devices", default="gfx942", help="HK_EMU_ARCH of the tests")
+    parser.add_argument("--devices", default="gfx942*2?threads=2", help="HK_EMU_ARCH of the tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=60, help="seconds for a test")
     parser.add_argument("--filter", default="", help="run tests whose name contains this")
+    parser.add_argument("--failed", action="store_true", help="run tests that did not pass according to the results")
     parser.add_argument("--results", type=pathlib.Path, help="default: results.txt in --work")
     parser.add_argument("--again", action="store_true", help="compile what is there already")
     parser.add_argument("--update", action="store_true", help="write the committed list")

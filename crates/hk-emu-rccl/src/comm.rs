@@ -229,7 +229,12 @@ fn execute(pending: Vec<Pending>) -> Result {
                 return Err(Fault(Code::HIP, format!("hipLaunchHostFunc gives {code}")));
             }
         } else {
-            now.push(Box::new(move || run(&comm, &calls)));
+            now.push(Box::new(move || {
+                // The stream's work before is done first.
+                let wait = || hip.synchronize(stream as *mut c_void).map_err(|why| Fault(Code::HIP, why));
+                on_device(comm.device, wait)?;
+                run(&comm, &calls)
+            }));
         }
     }
     at_once(now)?;

@@ -29,6 +29,7 @@ functions! {
     hipMemcpyAsync: fn(*mut c_void, *const c_void, usize, c_int, usize);
     hipStreamCreateWithFlags: fn(*mut usize, c_uint);
     hipStreamDestroy: fn(usize);
+    hipStreamSynchronize: fn(*mut c_void);
     hipStreamIsCapturing: fn(*mut c_void, *mut c_int);
     hipLaunchHostFunc: fn(*mut c_void, unsafe extern "C" fn(*mut c_void), *mut c_void);
 }
@@ -97,6 +98,12 @@ impl Hip {
         // SAFETY: valid for the write; the runtime knows its streams.
         let code = unsafe { (self.hipStreamIsCapturing)(stream, &mut status) };
         code == 0 && status == 1
+    }
+
+    /// Waits for the work of a stream.
+    pub fn synchronize(&self, stream: *mut c_void) -> Result<(), String> {
+        // SAFETY: the runtime knows its streams.
+        check("hipStreamSynchronize", unsafe { (self.hipStreamSynchronize)(stream) })
     }
 
     /// A stream for [`read`](Self::read) and [`write`](Self::write), on the current device.

@@ -1,7 +1,7 @@
 //! Which checks a launch runs under.
 
 use std::fmt;
-use std::ops::BitOr;
+use std::ops::{BitAnd, BitOr};
 use std::str::FromStr;
 
 /// A sanitizer: a kind of mistake that an observed launch reports.
@@ -98,6 +98,13 @@ impl<T: Into<Checks>> BitOr<T> for Checks {
     }
 }
 
+impl BitAnd for Checks {
+    type Output = Checks;
+    fn bitand(self, other: Checks) -> Checks {
+        Checks(self.0 & other.0)
+    }
+}
+
 impl fmt::Display for Checks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
@@ -152,6 +159,7 @@ mod tests {
         let some: Checks = "waits, lds".parse().expect("two checks");
         assert!(some.has(Check::Lds) && some.has(Check::Waits) && !some.has(Check::Uninit));
         assert_eq!(some.to_string(), "lds,waits");
+        assert_eq!(some & Checks::from(Check::Lds), Check::Lds.into());
         assert_eq!(some.to_string().parse(), Ok(some));
         assert_eq!("lds,race".parse::<Checks>(), Err(UnknownCheck { name: "race".to_owned() }));
     }

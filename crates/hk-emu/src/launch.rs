@@ -14,6 +14,7 @@ use crate::checks::{Check, Checks};
 use crate::counters::Counters;
 use crate::exec::{Ctl, Env, Uop, indexed};
 use crate::fault::{Access, Fault, Finding, MemoryProblem, Place, Problem, Site, Space};
+use crate::isa::Op;
 use crate::loader::Module;
 use crate::memory::{Allocation, Near, POISON, View};
 use crate::node::{Running, Wait};
@@ -24,7 +25,7 @@ use crate::observe::streams::Touched;
 use crate::observe::{Observer, Overlapping, Subject, Undefined};
 use crate::program::{Program, TO_GROUPS};
 use crate::schedule::{Next, Schedule, Task, Turn};
-use crate::wave::{GroupInfo, Lanes, Status, Wave, mode};
+use crate::wave::{GroupInfo, Lanes, Poll, Status, Wave, mode};
 
 /// What to launch over which grid with which arguments.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +38,26 @@ pub struct Dispatch<'a> {
     pub dynamic_lds: u32,
     /// The explicit arguments, laid out as the kernel's metadata says. Hidden arguments are filled in.
     pub args: &'a [u8],
+}
+
+/// What the host gives to a launch beyond its arguments.
+#[derive(Clone, Copy)]
+pub struct Host<'a> {
+    /// Hidden arguments by their kind in the code object's note, such as `hidden_hostcall_buffer`. They replace what the
+    /// emulator fills in, which is 0 for buffers, heaps and queues.
+    pub hidden: &'a [(&'a str, u64)],
+    /// Called at `s_sendmsg sendmsg(MSG_INTERRUPT)` on the thread that runs the wave: the wave goes on when it returns, and
+    /// so sees what it wrote to the device's memory.
+    pub interrupt: Option<&'a (dyn Fn() + Sync)>,
+    /// Those of the machine's sanitizers that this launch runs under.
+    pub checks: Checks,
+}
+
+impl Default for Host<'_> {
+    /// Nothing, and all of the machine's sanitizers.
+    fn default() -> Self {
+        Host { hidden: &[], interrupt: None, checks: Checks::all() }
+    }
 }
 
 /// In which order the workgroups of a launch communicate through global memory, on more than one host thread: through
@@ -92,11 +113,13 @@ pub(crate) struct Launch<'a> {
     running: Running<'a>,
     peers: Vec<u32>,
     epoch: Option<Instant>,
+    pace: Option<(Instant, u64)>,
     /// The device's modelled time at the end of the launches so far, and where this one begins.
     clock: &'a AtomicU64,
     start: u64,
     touched: Option<Arc<Mutex<Touched>>>,
     order: BlockOrder,
+    interrupt: Option<&'a (dyn Fn() + Sync)>,
     grid: [u32; 3],
     block: [u32; 3],
     lds_bytes: usize,
@@ -222,7 +245,11 @@ const DYNAMIC_STACK: u32 = 16 << 10;
 const KERNARG_GRANULE: usize = 64;
 
 /// The kernel argument segment: explicit arguments, then hidden ones by their kind.
-pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8>, Fault> {
+pub(crate) fn kernarg(
+    kernel: &Kernel,
+    dispatch: &Dispatch<'_>,
+    hidden: &[(&str, u64)],
+) -> Result<Vec<u8>, Fault> {
     let name = || kernel.name.clone();
     if dispatch.args.len() != kernel.explicit_arg_bytes as usize {
         return Err(Fault::Arguments {
@@ -241,7 +268,8 @@ pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8
         + u64::from(dispatch.grid[1] * dispatch.block[1] > 1 || dispatch.grid[2] * dispatch.block[2] > 1)
         + u64::from(dispatch.grid[2] * dispatch.block[2] > 1);
     for arg in kernel.args.iter().filter(|arg| arg.hidden()) {
-        let value = match arg.kind.as_str() {
+        let given = hidden.iter().find(|(kind, _)| *kind == arg.kind).map(|(_, value)| *value);
+        let value = given.unwrap_or(match arg.kind.as_str() {
             "hidden_block_count_x" => dispatch.grid[0].into(),
             "hidden_block_count_y" => dispatch.grid[1].into(),
             "hidden_block_count_z" => dispatch.grid[2].into(),
@@ -252,9 +280,9 @@ pub(crate) fn kernarg(kernel: &Kernel, dispatch: &Dispatch<'_>) -> Result<Vec<u8
             "hidden_dynamic_lds_size" => dispatch.dynamic_lds.into(),
             "hidden_private_base" => crate::exec::flat::PRIVATE_APERTURE.into(),
             "hidden_shared_base" => crate::exec::flat::SHARED_APERTURE.into(),
-            // Whole workgroups only: no remainders. Offsets, host calls, heaps and queues do not exist.
+            // Whole workgroups only: no remainders. Offsets, heaps and queues do not exist.
             _ => 0u64,
-        };
+        });
         let (at, size) = (arg.offset as usize, (arg.size as usize).min(8));
         let Some(target) = bytes.get_mut(at..at + size) else {
             return Err(Fault::Arguments {
@@ -352,11 +380,15 @@ pub(crate) struct Setup<'a> {
     pub peers: Vec<u32>,
     /// When the constant counter began, where it counts the time of the host.
     pub epoch: Option<Instant>,
+    /// Waits for a time of the clock take as long for the host.
+    pub paced: bool,
     /// The modelled time of the machine.
     pub clock: &'a AtomicU64,
     /// Where the bytes that are accessed are noted.
     pub touched: Option<Arc<Mutex<Touched>>>,
     pub order: BlockOrder,
+    /// What an interrupt of the host does.
+    pub interrupt: Option<&'a (dyn Fn() + Sync)>,
 }
 
 /// Wave states kept between launches: creating one touches 256 KiB.
@@ -414,9 +446,11 @@ impl<'a> Launch<'a> {
             running,
             peers,
             epoch,
+            paced,
             clock,
             touched,
             order,
+            interrupt,
         } = setup;
         let global = checks
             .has(Check::Global)
@@ -464,10 +498,12 @@ impl<'a> Launch<'a> {
             running,
             peers,
             epoch,
+            pace: paced.then(|| (Instant::now(), clock.load(SeqCst))),
             clock,
             start: clock.load(SeqCst),
             touched,
             order,
+            interrupt,
             grid: dispatch.grid,
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
@@ -520,8 +556,25 @@ impl<'a> Launch<'a> {
         next < self.total && next <= self.fault_at.load(Relaxed)
     }
 
+    /// What a kernel counts that ends with its first instruction: nothing is executed for it, however large the grid.
+    fn empty(&self) -> Option<Counted> {
+        let entry = self.program.entry as usize;
+        let ends = self.program.inst(entry as u32).is_some_and(|inst| inst.op == Op::S_ENDPGM);
+        if !ends || self.details || self.blocks {
+            return None;
+        }
+        self.clock.fetch_max(self.start + u64::from(self.program.uops[entry].clocks), SeqCst);
+        let mut tally = Tally::new(self);
+        let waves = self.total * u64::from(self.waves);
+        (tally.counters.workgroups, tally.counters.waves, tally.hits[entry]) = (self.total, waves, waves);
+        Some(Counted { total: tally.total(&self.program), sites: vec![], blocks: vec![] })
+    }
+
     /// Runs every workgroup.
     pub fn run(self, threads: Threads<'_>) -> Result<Counted, Fault> {
+        if let Some(counted) = self.empty() {
+            return Ok(counted);
+        }
         let n = match threads {
             Threads::One => 1,
             Threads::Shared => rayon::current_num_threads(),
@@ -949,7 +1002,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         let [gx, gy] = [u64::from(launch.grid[0]), u64::from(launch.grid[1])];
         let id = [(linear % gx) as u32, (linear / gx % gy) as u32, (linear / gx / gy) as u32];
         let granules = launch.kernel.descriptor.allocated_vgprs.div_ceil(8).saturating_sub(1);
-        let info = GroupInfo { id, linear, gpr_alloc: granules << 8, epoch: launch.epoch };
+        let info = GroupInfo { id, linear, gpr_alloc: granules << 8, epoch: launch.epoch, pace: launch.pace };
         let mut lds = self.spare_lds.pop().unwrap_or_default();
         lds.clear();
         let poison = POISON.to_le_bytes();
@@ -1011,6 +1064,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             memory: &launch.memory,
             lds: &mut group.lds,
             group: &group.info,
+            interrupt: launch.interrupt,
             hits: &mut tally.hits,
             hints: &mut self.hints,
             read_bytes: 0,
@@ -1215,6 +1269,7 @@ impl Launch<'_> {
         w.index = index;
         w.executed = 0;
         w.clock = self.start;
+        w.poll = Poll::NONE;
         w.status = Status::Ready;
         w.pc = self.program.entry();
         let threads = self.block.iter().product::<u32>();

@@ -170,8 +170,8 @@ impl Module {
         Some(format!("{file}:{line}"))
     }
 
-    /// File and line of each address.
-    pub(crate) fn source_lines(&self, vaddrs: &[u64]) -> Vec<Option<(String, u32)>> {
+    /// File and line of each virtual address of the code object, from its line table.
+    pub fn source_lines(&self, vaddrs: &[u64]) -> Vec<Option<(String, u32)>> {
         let table = self.line_table();
         let find = |vaddr: &u64| {
             let location = table.as_ref()?.find_location(*vaddr).ok()??;

@@ -8,6 +8,7 @@ use hk_codeobj::Arch;
 
 use crate::counters::Counters;
 use crate::exec::prep::{DWORD, fixed, selects};
+use crate::exec::smem::{POLL_INSTRUCTIONS, WAITS};
 use crate::exec::{
     Ctl, Env, Handler, Level, SPECIAL, Uop, convert, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
 };
@@ -220,7 +221,42 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         });
         lowering.program.uops.push(Uop { clocks, ..uop });
     }
+    mark_waits(&mut lowering.program);
     lowering.program
+}
+
+/// Marks the clock reads in loops that end at a time and do nothing else: no memory, no barrier, no call.
+fn mark_waits(program: &mut Program) {
+    let reads_clock = |op| matches!(op, Op::S_MEMTIME | Op::S_MEMREALTIME);
+    let local = |inst: &Inst| {
+        use Encoding::{Sop1, Sop2, Sopc, Sopk, Sopp, Vop1, Vop2, Vop3, Vop3p, Vopc};
+        let encoding = inst.op.info().encoding;
+        let computes =
+            matches!(encoding, Sop1 | Sop2 | Sopc | Sopk | Sopp | Vop1 | Vop2 | Vop3 | Vop3p | Vopc);
+        let leaves = matches!(inst.op, Op::S_BARRIER | Op::S_CALL_B64 | Op::S_SETPC_B64 | Op::S_SWAPPC_B64);
+        reads_clock(inst.op) || computes && !leaves
+    };
+    for at in 0..program.insts.len() {
+        if !program.insts[at].is_ok_and(|inst| reads_clock(inst.op)) {
+            continue;
+        }
+        let reach = program.uops.len().min(at + POLL_INSTRUCTIONS as usize);
+        // The innermost loop around it.
+        let body = (at..reach).find_map(|last| {
+            let inst = program.insts[last].ok()?;
+            branch_target(&inst, program.addresses[last])?;
+            let first = usize::try_from(program.uops[last].imm).ok().filter(|first| *first <= at)?;
+            Some(first..=last)
+        });
+        let waits = body.is_some_and(|body| {
+            let body = &program.insts[body];
+            let reads = body.iter().flatten().filter(|inst| reads_clock(inst.op)).count();
+            reads == 1 && body.iter().all(|inst| inst.as_ref().is_ok_and(local))
+        });
+        if waits {
+            program.uops[at].extra |= WAITS;
+        }
+    }
 }
 
 fn blank() -> Uop {

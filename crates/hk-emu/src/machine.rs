@@ -12,7 +12,7 @@ use crate::counters::{Counters, Lines, Profile, Resources};
 use crate::exec::Level;
 use crate::fault::{Access, Fault};
 use crate::launch::{
-    BlockOrder, Counted, Dispatch, Launch, Setup, Spare, Threads, check_limits, kernarg, packet,
+    BlockOrder, Counted, Dispatch, Host, Launch, Setup, Spare, Threads, check_limits, kernarg, packet,
 };
 use crate::loader::{LoadError, Module};
 use crate::lower::Way;
@@ -21,6 +21,7 @@ use crate::mutate::{Candidate, Mutant};
 use crate::node::Node;
 use crate::observe::streams::{Begun, Mark, Order, Touched};
 use crate::program::{Program, Registers};
+use crate::shared::MemoryHandle;
 use crate::tables::MatrixNumerics;
 use crate::trace::{Sample, Trace};
 
@@ -31,6 +32,7 @@ pub struct MachineOptions {
     threads: Option<usize>,
     instruction_budget: Option<u64>,
     skew: Option<u64>,
+    paced: bool,
     details: bool,
     blocks: bool,
     allow_misaligned: bool,
@@ -53,6 +55,7 @@ impl Default for MachineOptions {
             threads: None,
             instruction_budget: Some(4_000_000_000),
             skew: None,
+            paced: false,
             details: false,
             blocks: false,
             allow_misaligned: false,
@@ -177,6 +180,14 @@ impl MachineOptions {
     #[must_use]
     pub fn patience(mut self, time: Duration) -> Self {
         self.patience = time;
+        self
+    }
+
+    /// Whether a wave that only waits for a time of the clock waits as long for the host: what programs see of other work while it
+    /// does is then what they see beside a GPU.
+    #[must_use]
+    pub fn paced(mut self, paced: bool) -> Self {
+        self.paced = paced;
         self
     }
 
@@ -345,6 +356,36 @@ impl Machine {
         self.0.memory.alloc_zeroed(bytes, align, label)
     }
 
+    /// As [`alloc`](Self::alloc), with zeros that other processes can open: [`export`](Self::export). Linux only.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_shared(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        self.0.memory.alloc_shared(bytes, align, label)
+    }
+
+    /// A name of what [`alloc_shared`](Self::alloc_shared) gave, by which other processes open it as long as it is not freed.
+    ///
+    /// # Errors
+    /// `NotShared`.
+    pub fn export(&self, addr: u64) -> Result<MemoryHandle, MemoryError> {
+        self.0.memory.export(addr)
+    }
+
+    /// Opens memory of a device of another process of this host, at an address of this device; [`free`](Self::free) closes it. The
+    /// memory stays for both until both have freed it. Launches that have it may wait for the other process as for a device of their own
+    /// [`Node`]. Checks and reports know only the accesses of their own process.
+    ///
+    /// # Errors
+    /// `Import`: no handle, of this process, freed, of a process that this one may not access, or this device has no number in a
+    /// [`Node`]. `OutOfMemory`.
+    pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
+        if self.0.device.is_none() {
+            return Err(MemoryError::Import("the device has no number in a node".into()));
+        }
+        self.0.memory.import(handle)
+    }
+
     /// Allocates `bytes` bytes at a given address, of any alignment, inside or outside of the machine's own range:
     /// the device's side of host memory that both sides name by one address. An address freed before may come again.
     ///
@@ -407,6 +448,17 @@ impl Machine {
             .map_err(MemoryError::Race)
     }
 
+    /// Exchanges the 8 bytes at `addr`, a multiple of 8, for `value`; gives what they were. Atomic against the kernels' atomics.
+    ///
+    /// # Errors
+    /// `Unmapped` or `Misaligned`.
+    pub fn exchange(&self, addr: u64, value: u64) -> Result<u64, MemoryError> {
+        let begun = self.begin("exchange by the host");
+        let old = self.0.memory.exchange(addr, value)?;
+        self.used(begun.as_ref(), Access::Write, addr, 8).map_err(MemoryError::Race)?;
+        Ok(old)
+    }
+
     /// Fills `bytes` bytes with repetitions of `pattern`, the last one cut short.
     ///
     /// # Errors
@@ -430,7 +482,21 @@ impl Machine {
     /// # Errors
     /// [`Fault`]: what the kernel did wrong, or what the launch asks for and the target lacks. Memory written before stays written.
     pub fn launch(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Counters, Fault> {
-        Ok(self.run(module, kernel, dispatch, [self.0.options.details, false])?.1.total)
+        self.launch_with(module, kernel, dispatch, &Host::default())
+    }
+
+    /// As [`launch`](Self::launch), for kernels that call the host.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub fn launch_with(
+        &self,
+        module: &Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+        host: &Host<'_>,
+    ) -> Result<Counters, Fault> {
+        Ok(self.run(module, kernel, dispatch, host, [self.0.options.details, false])?.1.total)
     }
 
     /// Runs a kernel to its end and counts everything, by source line; with [`MachineOptions::blocks`] by workgroup as well.
@@ -438,7 +504,8 @@ impl Machine {
     /// # Errors
     /// As [`launch`](Self::launch).
     pub fn profile(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<Profile, Fault> {
-        let (kernel, counted) = self.run(module, kernel, dispatch, [true, self.0.options.blocks])?;
+        let (kernel, counted) =
+            self.run(module, kernel, dispatch, &Host::default(), [true, self.0.options.blocks])?;
         let Counted { total: counters, sites, blocks } = counted;
         let program = self.program(module, kernel);
         let executed = || sites.iter().enumerate().filter(|(_, site)| site.instructions > 0);
@@ -453,8 +520,8 @@ impl Machine {
         Ok(Profile { kernel, launches: 1, resources, counters, lines: lines.list(), blocks })
     }
 
-    /// Runs some workgroups of a launch on the caller's thread and records what their waves execute. The others do not run:
-    /// memory is left as those workgroups leave it. Without sanitizers and counters.
+    /// Runs some workgroups of a launch on the caller's thread and records what their waves execute. The others do not run,
+    /// and memory is left as it was. Without sanitizers and counters.
     ///
     /// # Errors
     /// As [`launch`](Self::launch); [`Fault::Arguments`] for a workgroup that the grid does not have; [`Fault::Budget`] for a
@@ -467,8 +534,15 @@ impl Machine {
         sample: Sample<'_>,
     ) -> Result<Trace, Fault> {
         let (kernel, blocks) =
-            self.prepared(module, kernel, dispatch, [false; 2], |launch| launch.trace(sample))?;
+            self.prepared(module, kernel, dispatch, &Host::default(), [false; 2], |launch| {
+                launch.trace(sample)
+            })?;
         Ok(Trace::new(self.program(module, kernel), self.resources(kernel, dispatch), blocks))
+    }
+
+    /// First address and bytes of everything that is allocated, in ascending order; code objects and their data, too.
+    pub fn allocations(&self) -> Vec<(u64, u64)> {
+        self.0.memory.snapshot().iter().map(|a| (a.base, a.size)).collect()
     }
 
     fn resources(&self, kernel: &Kernel, dispatch: &Dispatch<'_>) -> Resources {
@@ -492,12 +566,41 @@ impl Machine {
         module: &'m Module,
         kernel: &str,
         dispatch: &Dispatch<'_>,
+        host: &Host<'_>,
         count: [bool; 2],
     ) -> Result<(&'m Kernel, Counted), Fault> {
-        self.prepared(module, kernel, dispatch, count, |launch| {
+        self.prepared(module, kernel, dispatch, host, count, |launch| {
             let threads = if launch.parallel() { self.threads() } else { Threads::One };
             launch.run(threads)
         })
+    }
+
+    /// Whether a launch asks for no more than the target has, and for a kernel that is there.
+    ///
+    /// # Errors
+    /// [`Fault::UnknownKernel`], [`Fault::Limits`], [`Fault::Arguments`].
+    pub fn check(&self, module: &Module, kernel: &str, dispatch: &Dispatch<'_>) -> Result<(), Fault> {
+        self.checked(module, kernel, dispatch).map(drop)
+    }
+
+    fn checked<'m>(
+        &self,
+        module: &'m Module,
+        kernel: &str,
+        dispatch: &Dispatch<'_>,
+    ) -> Result<&'m Kernel, Fault> {
+        let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
+            kernel: kernel.to_owned(),
+            available: module.object.kernels.iter().map(|k| k.name.clone()).collect(),
+        })?;
+        check_limits(self.0.options.arch, kernel, dispatch)?;
+        if dispatch.grid.contains(&0) || dispatch.block.contains(&0) {
+            return Err(Fault::Arguments {
+                kernel: kernel.name.clone(),
+                what: format!("grid {:?} of blocks {:?} is empty", dispatch.grid, dispatch.block),
+            });
+        }
+        Ok(kernel)
     }
 
     /// Checks a launch and lets `go` run it.
@@ -506,23 +609,13 @@ impl Machine {
         module: &'m Module,
         kernel: &str,
         dispatch: &Dispatch<'_>,
+        host: &Host<'_>,
         [details, blocks]: [bool; 2],
         go: impl FnOnce(Launch<'_>) -> Result<T, Fault>,
     ) -> Result<(&'m Kernel, T), Fault> {
-        let arch = self.0.options.arch;
-        let kernel = module.object.kernel(kernel).ok_or_else(|| Fault::UnknownKernel {
-            kernel: kernel.to_owned(),
-            available: module.object.kernels.iter().map(|k| k.name.clone()).collect(),
-        })?;
-        check_limits(arch, kernel, dispatch)?;
-        if dispatch.grid.contains(&0) || dispatch.block.contains(&0) {
-            return Err(Fault::Arguments {
-                kernel: kernel.name.clone(),
-                what: format!("grid {:?} of blocks {:?} is empty", dispatch.grid, dispatch.block),
-            });
-        }
+        let kernel = self.checked(module, kernel, dispatch)?;
         let memory = &self.0.memory;
-        let arguments = kernarg(kernel, dispatch)?;
+        let arguments = kernarg(kernel, dispatch, host.hidden)?;
         let no_memory =
             |error: MemoryError| Fault::Arguments { kernel: kernel.name.clone(), what: error.to_string() };
         let segment = memory
@@ -546,11 +639,19 @@ impl Machine {
             .chain(peers.iter().map(|(_, memory)| memory))
             .map(|m| m.snapshot())
             .collect();
-        let mut allocations: Vec<_> = snapshots.iter().flat_map(|s| s.iter()).map(|a| &**a).collect();
+        // Memory at an address of the host is each device's own.
+        let own = |i: usize, base| i == 0 || peers.get(i - 1).is_some_and(|(_, memory)| memory.holds(base));
+        let mut allocations: Vec<_> = snapshots
+            .iter()
+            .enumerate()
+            .flat_map(|(i, s)| s.iter().map(|a| &**a).filter(move |a| own(i, a.base)))
+            .collect();
         allocations.extend([&*segment, &*packet_segment]);
+        let processes = allocations.iter().filter_map(|allocation| allocation.process()).collect();
         let view = View::new(allocations, !self.0.options.allow_misaligned)
             .with_peers(peers.iter().map(|(_, memory)| memory));
-        let begun = self.begin(&format!("launch of {}", kernel.name));
+        let begun =
+            self.begin(&format!("launch of {}", kernel.name)).filter(|_| host.checks.has(Check::Streams));
         let touched = begun.is_some().then(Arc::<Mutex<Touched>>::default);
         let setup = Setup {
             module,
@@ -562,15 +663,17 @@ impl Machine {
             kernarg: &segment,
             packet: &packet_segment,
             spare: &self.0.spare,
-            checks: self.0.options.checks,
+            checks: self.0.options.checks & host.checks,
             details,
             blocks,
-            running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience),
+            running: self.0.node.begin(self.0.device, &kernel.name, self.0.options.patience, processes),
             peers: peers.iter().map(|(device, _)| *device).collect(),
             epoch: self.0.device.map(|_| self.0.node.epoch()),
+            paced: self.0.options.paced,
             clock: &self.0.clock,
             touched: touched.clone(),
             order: self.0.options.order,
+            interrupt: host.interrupt,
         };
         let result = go(Launch::new(setup, dispatch))?;
         if let Some(touched) = touched {

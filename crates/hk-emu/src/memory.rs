@@ -5,7 +5,6 @@
 //! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
 //! redzone.
 
-use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -14,6 +13,9 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::shared::{MemoryHandle, Origin};
+use crate::words::Words;
 
 /// The pattern of fresh memory: a NaN as f32, and as each packed bf16 or f16; negative as an integer.
 pub const POISON: u32 = 0xFFFA_FFFA;
@@ -112,7 +114,7 @@ pub enum MemoryError {
     /// The bytes are not inside one live allocation.
     #[error("{action} of {bytes} bytes at {addr:#x} is outside every allocation; {near}")]
     Unmapped {
-        /// `read`, `write`, `copy` or `fill`.
+        /// `read`, `write`, `copy`, `fill` or `exchange`.
         action: &'static str,
         /// First byte of the access.
         addr: u64,
@@ -139,11 +141,30 @@ pub enum MemoryError {
         /// What lies closest.
         near: Near,
     },
+    /// `export` of an address that no live allocation for several processes starts at.
+    #[error(
+        "export of {addr:#x}, which is not the start of a live shared allocation of this process; {near}"
+    )]
+    NotShared {
+        /// The address.
+        addr: u64,
+        /// What lies closest.
+        near: Near,
+    },
+    /// Memory of another process cannot be opened.
+    #[error("import: {0}")]
+    Import(String),
     /// The alignment is zero or not a power of two.
     #[error("alignment {align} is not a power of two")]
     Alignment {
         /// The alignment asked for, in bytes.
         align: u64,
+    },
+    /// An exchange by the host at an address that is no multiple of 8.
+    #[error("exchange of 8 bytes at {addr:#x}, which is not a multiple of 8")]
+    Misaligned {
+        /// The address.
+        addr: u64,
     },
     /// A copy or release on one stream races with other work; only with [`Check::Streams`](crate::Check::Streams).
     #[error("{0}")]
@@ -202,7 +223,7 @@ pub(crate) struct Allocation {
     pub size: u64,
     pub label: String,
     pub writable: bool,
-    words: Box<[AtomicU32]>,
+    words: Words,
     unwritten: Option<Unwritten>,
 }
 
@@ -242,12 +263,13 @@ impl Unwritten {
 
 impl Allocation {
     fn new(base: u64, size: u64, label: &str, writable: bool) -> Option<Allocation> {
-        let count = usize::try_from(size.div_ceil(4)).ok()?;
-        let mut words = Vec::new();
-        words.try_reserve_exact(count).ok()?;
-        words.resize_with(count, || AtomicU32::new(POISON));
-        let words = words.into_boxed_slice();
+        let words = Words::poison(size.div_ceil(4))?;
         Some(Allocation { base, size, label: label.to_owned(), writable, words, unwritten: None })
+    }
+
+    /// The process whose memory it is, if that is another one.
+    pub fn process(&self) -> Option<u32> {
+        self.words.owner()
     }
 
     /// The offset of `addr` if `bytes` from there lie inside.
@@ -358,11 +380,13 @@ impl Allocation {
         static WIDE: Mutex<()> = Mutex::new(());
         let _guard = WIDE.lock().unwrap_or_else(|e| e.into_inner());
         let (lo, hi) = (&self.words[offset / 4], &self.words[offset / 4 + 1]);
-        let old = u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
-        let new = f(old);
-        lo.store(new as u32, Relaxed);
-        hi.store((new >> 32) as u32, Relaxed);
-        old
+        self.words.exclusive(|| {
+            let old = u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
+            let new = f(old);
+            lo.store(new as u32, Relaxed);
+            hi.store((new >> 32) as u32, Relaxed);
+            old
+        })
     }
 
     fn read(&self, offset: usize, out: &mut [u8]) {
@@ -396,20 +420,6 @@ impl Allocation {
         for (i, byte) in tail.iter().enumerate() {
             self.store8(4 * (start + chunks.len()) + i, u32::from(*byte));
         }
-    }
-}
-
-/// Words that the host's allocator knows to be zero; `None` if it has no room for them.
-fn zeros(count: u64) -> Option<Box<[AtomicU32]>> {
-    let count = usize::try_from(count).ok()?;
-    if count == 0 {
-        return Some(Box::default());
-    }
-    let layout = Layout::array::<AtomicU32>(count).ok()?;
-    // SAFETY: the layout has a size; the memory is that of a boxed slice of `count` words, and zero is a value of each.
-    unsafe {
-        let words = std::alloc::alloc_zeroed(layout).cast::<AtomicU32>();
-        (!words.is_null()).then(|| Box::from_raw(std::ptr::slice_from_raw_parts_mut(words, count)))
     }
 }
 
@@ -512,9 +522,55 @@ impl Memory {
             return Err(MemoryError::Alignment { align });
         }
         let base = self.reserve(bytes, align).ok_or_else(none)?;
-        let words = zeros(bytes.div_ceil(4)).ok_or_else(none)?;
+        let words = Words::zeros(bytes.div_ceil(4)).ok_or_else(none)?;
         let (label, writable) = (label.to_owned(), true);
         self.insert(Arc::new(Allocation { base, size: bytes, label, writable, words, unwritten: None }));
+        Ok(base)
+    }
+
+    /// Zeros that other processes can open.
+    pub fn alloc_shared(&self, bytes: u64, align: u64, label: &str) -> Result<u64, MemoryError> {
+        if !align.is_power_of_two() {
+            return Err(MemoryError::Alignment { align });
+        }
+        let none = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
+        let words = Words::shared(bytes).map_err(|_| none())?;
+        let base = self.reserve(bytes, align).ok_or_else(none)?;
+        let (label, writable) = (label.to_owned(), true);
+        self.insert(Arc::new(Allocation { base, size: bytes, label, writable, words, unwritten: None }));
+        Ok(base)
+    }
+
+    /// What other processes open an allocation by.
+    pub fn export(&self, addr: u64) -> Result<MemoryHandle, MemoryError> {
+        let state = self.lock();
+        let origin = state.live.get(&addr).and_then(|allocation| allocation.words.origin());
+        let origin = origin.ok_or_else(|| MemoryError::NotShared { addr, near: near(&state, addr) })?;
+        Ok(origin.handle())
+    }
+
+    /// Maps the memory of another process.
+    pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
+        let origin = Origin::new(handle)
+            .ok_or_else(|| MemoryError::Import("these bytes are no handle of the emulator".into()))?;
+        let Origin { process, bytes, .. } = origin;
+        if process == std::process::id() {
+            return Err(MemoryError::Import("the memory is of this process".into()));
+        }
+        let label = format!("memory of process {process}");
+        let words = Words::open(&origin)
+            .map_err(|error| MemoryError::Import(format!("{bytes} bytes of process {process}: {error}")))?;
+        let base = self
+            .reserve(bytes, MIN_ALIGN)
+            .ok_or_else(|| MemoryError::OutOfMemory { bytes, label: label.clone() })?;
+        self.insert(Arc::new(Allocation {
+            base,
+            size: bytes,
+            label,
+            writable: true,
+            words,
+            unwritten: None,
+        }));
         Ok(base)
     }
 
@@ -622,6 +678,15 @@ impl Memory {
         Ok(())
     }
 
+    pub fn exchange(&self, addr: u64, value: u64) -> Result<u64, MemoryError> {
+        if !addr.is_multiple_of(8) {
+            return Err(MemoryError::Misaligned { addr });
+        }
+        let (allocation, offset) = self.find("exchange", addr, 8)?;
+        allocation.mark_written(offset, 8);
+        Ok(allocation.update64(offset, |_| value))
+    }
+
     pub fn fill(&self, addr: u64, pattern: &[u8], bytes: u64) -> Result<(), MemoryError> {
         let (allocation, offset) = self.find("fill", addr, bytes)?;
         if pattern.is_empty() {
@@ -663,7 +728,7 @@ impl Allocation {
 
     /// All bytes become 0.
     pub fn zero(&self) {
-        for word in &self.words {
+        for word in &*self.words {
             word.store(0, Relaxed);
         }
     }
@@ -684,23 +749,25 @@ pub(crate) struct View<'a> {
     allocations: Vec<&'a Allocation>,
     /// Misaligned accesses are errors.
     pub strict: bool,
-    /// Addresses of other devices.
+    /// Addresses of other devices and processes.
     peers: Vec<Range<u64>>,
 }
 
 impl<'a> View<'a> {
     pub fn new(mut allocations: Vec<&'a Allocation>, strict: bool) -> View<'a> {
         allocations.sort_unstable_by_key(|a| a.base);
-        View { allocations, strict, peers: vec![] }
+        let foreign = allocations.iter().filter(|a| a.process().is_some());
+        let peers = foreign.map(|a| a.base..a.base + a.size).collect();
+        View { allocations, strict, peers }
     }
 
     /// The same with the addresses of these other devices.
     pub fn with_peers<'m>(mut self, peers: impl Iterator<Item = &'m Arc<Memory>>) -> View<'a> {
-        self.peers = peers.map(|memory| memory.addresses.clone()).collect();
+        self.peers.extend(peers.map(|memory| memory.addresses.clone()));
         self
     }
 
-    /// Whether another device has the address.
+    /// Whether another device or process has the address.
     pub fn is_peer(&self, address: u64) -> bool {
         self.peers.iter().any(|range| range.contains(&address))
     }

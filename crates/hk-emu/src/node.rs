@@ -1,6 +1,6 @@
-//! Devices of one host: peer access between them, and what their launches wait for.
+//! Devices of one host: peer access between them, and what their launches wait for, in other processes, too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use crate::memory::{ADDRESSES, Memory, Near};
 use crate::observe::GlobalMemory;
 use crate::observe::streams::Order;
+use crate::shared::is_alive;
 
 /// A host with several emulated devices: [`MachineOptions::node`](crate::MachineOptions::node). Clones are the same host.
 ///
 /// Its devices have disjoint addresses, and kernels of one can access the memory of another after
-/// [`Machine::enable_peer`](crate::Machine::enable_peer). Launches of different devices advance side by side, in no fixed order.
+/// [`Machine::enable_peer`](crate::Machine::enable_peer), and that of devices of other processes after
+/// [`Machine::import`](crate::Machine::import). Launches of different devices advance side by side, in no fixed order.
 #[derive(Clone, Default)]
 pub struct Node(Arc<State>);
 
@@ -52,6 +54,8 @@ struct Entry {
     device: Option<u32>,
     kernel: String,
     patience: Duration,
+    /// Other processes whose memory it has: they may write at any time.
+    processes: BTreeSet<u32>,
     /// The version at which all of it waited, and the wave that is named for it.
     waits: Option<(u64, Wait)>,
     /// It is part of a deadlock: what the other launches wait for.
@@ -128,11 +132,18 @@ impl Node {
     }
 
     /// A launch begins.
-    pub(crate) fn begin(&self, device: Option<u32>, kernel: &str, patience: Duration) -> Running<'_> {
+    pub(crate) fn begin(
+        &self,
+        device: Option<u32>,
+        kernel: &str,
+        patience: Duration,
+        processes: BTreeSet<u32>,
+    ) -> Running<'_> {
         let mut launches = lock(&self.0.launches);
         launches.next += 1;
         let id = launches.next;
-        let entry = Entry { device, kernel: kernel.to_owned(), patience, waits: None, verdict: None };
+        let kernel = kernel.to_owned();
+        let entry = Entry { device, kernel, patience, processes, waits: None, verdict: None };
         launches.running.insert(id, entry);
         self.changed();
         Running { node: self, id }
@@ -169,7 +180,7 @@ impl Running<'_> {
     }
 
     /// Every wave of the launch waited at this version of memory. True if that is for ever: no launch of the node has changed
-    /// memory for a while, and all wait.
+    /// memory for a while, all wait, and no other process is left that could write.
     pub fn stuck(&self, version: u64, wait: Wait) -> bool {
         let mut launches = lock(&self.node.0.launches);
         let launches = &mut *launches;
@@ -191,6 +202,10 @@ impl Running<'_> {
         if since.elapsed() <= patience {
             return false;
         }
+        if launches.running.values().flat_map(|entry| &entry.processes).any(|process| is_alive(*process)) {
+            launches.stuck = None;
+            return false;
+        }
         let lines: Vec<(u64, String)> =
             launches.running.iter().map(|(id, entry)| (*id, entry.describe(self.node))).collect();
         for (id, entry) in &mut launches.running {
@@ -203,11 +218,13 @@ impl Running<'_> {
     /// What the other launches of a deadlock wait for, and on which device this one runs.
     pub fn verdict(&self) -> String {
         let launches = lock(&self.node.0.launches);
-        let Some(Entry { device, verdict: Some(others), .. }) = launches.running.get(&self.id) else {
+        let Some(Entry { device, processes, verdict: Some(others), .. }) = launches.running.get(&self.id)
+        else {
             return String::new();
         };
         let own = device.map_or(String::new(), |n| format!("; this launch runs on device {n}"));
-        own + others
+        let ended = |process| format!("; process {process}, whose memory it has, has ended");
+        own + &processes.iter().map(ended).collect::<String>() + others
     }
 }
 

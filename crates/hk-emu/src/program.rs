@@ -83,6 +83,8 @@ pub(crate) struct Env<'a> {
     /// LDS of the workgroup.
     pub lds: &'a mut Vec<u8>,
     pub group: &'a GroupInfo,
+    /// What an interrupt of the host does.
+    pub interrupt: Option<&'a (dyn Fn() + Sync)>,
     /// Per instruction: executions, and the allocation it touched last.
     pub hits: &'a mut [u64],
     pub hints: &'a mut [u32],

@@ -10,6 +10,7 @@ use crate::counters::{Counters, Resources};
 use crate::effects::Kind;
 use crate::fault::{Access, Finding, Space};
 use crate::isa::{Encoding, Inst, Op};
+use crate::memory::View;
 use crate::observe::access::{Accesses, Nature, Part};
 use crate::observe::counts::{distinct_lines, lds_clocks};
 use crate::observe::step::Watch;
@@ -100,6 +101,8 @@ pub struct Traffic {
     pub lanes: u32,
     /// Clocks of LDS: of each phase, the most different dwords on one bank.
     pub lds_clocks: u32,
+    /// Of these, those of bank conflicts.
+    pub lds_conflicts: u32,
     /// Bytes of LDS that the lanes access.
     pub lds_bytes: u32,
     /// Bytes of global memory that the lanes access, each lane's by itself.
@@ -251,6 +254,29 @@ impl Instruction {
     }
 }
 
+/// What traced workgroups wrote over, in order.
+#[derive(Default)]
+pub(crate) struct Undo(Vec<Replaced>);
+
+/// Bytes of memory before a lane's store or atomic.
+struct Replaced {
+    address: u64,
+    bytes: u8,
+    value: [u8; 16],
+}
+
+impl Undo {
+    /// Brings all of it back, last write first.
+    pub fn restore(self, memory: &View<'_>) {
+        let mut hint = 0;
+        for old in self.0.into_iter().rev() {
+            if let Some((allocation, offset)) = memory.find(old.address, old.bytes.into(), &mut hint) {
+                allocation.write_bytes(offset, &old.value[..usize::from(old.bytes)]);
+            }
+        }
+    }
+}
+
 /// Records the waves of one workgroup.
 pub(crate) struct Tracer {
     pub waves: Vec<WaveTrace>,
@@ -260,6 +286,8 @@ pub(crate) struct Tracer {
     left: Vec<usize>,
     /// The wave that ran last has used up its loads.
     pub stopped: bool,
+    /// What stores and atomics have replaced.
+    pub undo: Undo,
 }
 
 impl Tracer {
@@ -270,6 +298,7 @@ impl Tracer {
             lines: vec![],
             left: vec![loads.unwrap_or(usize::MAX); waves],
             stopped: false,
+            undo: Undo::default(),
         }
     }
 
@@ -281,7 +310,9 @@ impl Tracer {
         let global = |part: &&Part| part.space == Space::Global;
         let bytes = |part: &Part| part.bytes * part.mask.count_ones();
         for part in parts.iter().filter(|part| part.space == Space::Lds) {
-            traffic.lds_clocks += lds_clocks(e.program.arch, part).0 as u32;
+            let (clocks, phases) = lds_clocks(e.program.arch, part);
+            traffic.lds_clocks += clocks as u32;
+            traffic.lds_conflicts += (clocks - phases) as u32;
             traffic.lds_bytes += bytes(part);
         }
         traffic.bytes = parts.iter().filter(global).map(bytes).sum();
@@ -290,6 +321,17 @@ impl Tracer {
         wave.lines.extend_from_slice(&self.lines);
         traffic.lines = start..wave.lines.len() as u32;
         wave.traffic.push(traffic);
+        for part in parts.iter().filter(global).filter(|part| part.access != Access::Read) {
+            let mut hint = 0;
+            for (_, address) in part.lanes() {
+                let mut old = Replaced { address, bytes: part.bytes.min(16) as u8, value: [0; 16] };
+                if let Some((allocation, offset)) = e.memory.find(address, old.bytes.into(), &mut hint)
+                    && allocation.read_bytes(offset, &mut old.value[..usize::from(old.bytes)])
+                {
+                    self.undo.0.push(old);
+                }
+            }
+        }
     }
 }
 

@@ -120,6 +120,22 @@ pub(crate) struct GroupInfo {
     pub gpr_alloc: u32,
     /// When the constant counter began, where it counts the time of the host.
     pub epoch: Option<Instant>,
+    /// When the launch began, for the host and as modelled, where waits take the time of the host.
+    pub pace: Option<(Instant, u64)>,
+}
+
+/// The loop in which a wave only waits for a time of the clock.
+#[derive(Clone, Copy)]
+pub(crate) struct Poll {
+    /// The instruction that reads the clock, and `executed` when it did last.
+    pub index: u32,
+    pub executed: u64,
+    /// The clock when it did first.
+    pub since: u64,
+}
+
+impl Poll {
+    pub const NONE: Poll = Poll { index: u32::MAX, executed: 0, since: 0 };
 }
 
 pub(crate) struct Wave {
@@ -139,6 +155,7 @@ pub(crate) struct Wave {
     pub executed: u64,
     /// The device's modelled time, in engine clocks.
     pub clock: u64,
+    pub poll: Poll,
     /// Private memory: `scratch_stride` bytes for each lane.
     pub scratch: Vec<u8>,
     pub scratch_stride: u32,
@@ -163,6 +180,7 @@ impl Wave {
             index: 0,
             executed: 0,
             clock: 0,
+            poll: Poll::NONE,
             scratch: Vec::new(),
             scratch_stride: 0,
             constants_of: 0,

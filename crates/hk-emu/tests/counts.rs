@@ -561,3 +561,17 @@ fn workgroups_add_up_to_the_launch() {
         }
     }
 }
+
+/// A kernel that does nothing is counted, not executed: the largest grid takes no time.
+#[test]
+fn an_empty_kernel_has_waves_and_nothing_else() {
+    let image = assemble(&Assembly { cpu: "gfx942", body: "", ..Assembly::default() });
+    let rig = Rig::new(options("gfx942"), &image);
+    let count = |blocks| rig.launch("test", blocks, 128, &Args::new().push(0u64)).unwrap();
+    // As many threads as a dimension has.
+    let n = u32::MAX / 128;
+    let (few, many) = (count(3), count(n));
+    assert_eq!((few.workgroups, few.waves, few.instructions), (3, 6, 6));
+    let n = u64::from(n);
+    assert_eq!((many.workgroups, many.waves, many.instructions), (n, 2 * n, 2 * n));
+}

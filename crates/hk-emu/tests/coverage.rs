@@ -524,7 +524,7 @@ fn hardware_registers() {
     for (text, name) in [
         ("s_getreg_b32 s20, hwreg(HW_REG_TBA_LO)", "hardware register 16"),
         ("s_setreg_b32 hwreg(HW_REG_STATUS), s20", "hardware register 2"),
-        ("s_sendmsg sendmsg(MSG_INTERRUPT)", "s_sendmsg"),
+        ("s_sendmsg sendmsg(MSG_SAVEWAVE)", "s_sendmsg"),
         ("ds_gws_barrier v0 gds", "ds_gws_barrier"),
         ("s_rfe_b64 s[4:5]", "s_rfe_b64"),
     ] {

@@ -198,8 +198,8 @@ fn traps_unknown_words_and_missing_semantics_are_named() {
         matches!(&fault, Fault::UnknownInstruction { site, .. } if site.pc % 4 == 0 && site.kernel == "test"),
         "{fault}"
     );
-    let fault = run("  s_sendmsg sendmsg(MSG_INTERRUPT)");
-    assert!(matches!(&fault, Fault::NoSemantics { name, .. } if name == "s_sendmsg"), "{fault}");
+    let fault = run("  s_sendmsghalt sendmsg(MSG_INTERRUPT)");
+    assert!(matches!(&fault, Fault::NoSemantics { name, .. } if name == "s_sendmsghalt"), "{fault}");
     let fault = run("  v_mov_b32 v1, v130");
     assert!(matches!(&fault, Fault::Register { register, limit: 128, .. } if register == "v130"), "{fault}");
     let fault = run("  v_accvgpr_read_b32 v1, a64");

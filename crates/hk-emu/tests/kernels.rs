@@ -418,6 +418,44 @@ fn launch_state() {
     }
 }
 
+/// A kernel asks the host and reads the answer: the host's side runs at the interrupt.
+#[test]
+fn a_kernel_interrupts_the_host() {
+    let source = r#"
+      KERNEL void ask(u32 *out) {
+        volatile u64 *mail = ((u64 **)__builtin_amdgcn_implicitarg_ptr())[10];
+        u32 me = __builtin_amdgcn_workgroup_id_x();
+        if (TID == 0) {
+          __hip_atomic_store(&mail[1], (u64)(me + 1), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+          __hip_atomic_exchange(&mail[0], (u64)(me + 5), __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+          __builtin_amdgcn_s_sendmsg(1, 0);
+          out[me] = (u32)__hip_atomic_load(&mail[1], __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+        }
+      }"#;
+    for cpu in CPUS {
+        let rig = Rig::hip(cpu, source);
+        let (out, mail) = (rig.upload("out", &[0u32; 8]), rig.upload("mail", &[0u64; 2]));
+        let seen = std::sync::Mutex::new(vec![]);
+        let answer = || {
+            let asked = rig.machine.exchange(mail, 0).expect("the mailbox");
+            seen.lock().unwrap().push(asked);
+            let word = rig.download::<u64>(mail + 8, 1)[0];
+            rig.machine.write(mail + 8, &(100 * word).to_le_bytes()).expect("the answer");
+        };
+        let args = Args::new().push(out);
+        let dispatch = hk_emu::Dispatch { grid: [8, 1, 1], block: [64, 1, 1], dynamic_lds: 0, args: &args.0 };
+        let host = hk_emu::Host {
+            hidden: &[("hidden_hostcall_buffer", mail)],
+            interrupt: Some(&answer),
+            ..Default::default()
+        };
+        rig.machine.launch_with(&rig.module, "ask", &dispatch, &host).unwrap_or_else(|f| panic!("{f}"));
+        assert_eq!(rig.download::<u32>(out, 8), [100, 200, 300, 400, 500, 600, 700, 800], "{cpu}");
+        assert_eq!(seen.into_inner().unwrap(), (5..13).collect::<Vec<u64>>());
+        assert!(rig.machine.exchange(mail + 4, 0).is_err() && rig.machine.exchange(mail + 16, 0).is_err());
+    }
+}
+
 /// Preloaded arguments and the prologue that loads them agree.
 #[test]
 fn kernarg_preload() {

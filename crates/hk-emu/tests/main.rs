@@ -16,6 +16,8 @@ mod memory;
 mod modules;
 mod nodes;
 mod pipeline;
+#[cfg(target_os = "linux")]
+mod processes;
 mod races;
 mod semantics;
 mod tickets;

@@ -116,7 +116,11 @@ fn traces_of_all_workgroups_add_up_to_the_counters() {
         let counters = rig.machine.launch(&rig.module, "add", &dispatch).expect("runs");
         let details = counters.details.expect("details");
         let sample = Sample { blocks: &[0, 1, 2, 3], loads: None };
+        rig.machine.fill(y, &[7], 4096).expect("memory");
         let trace = rig.machine.trace(&rig.module, "add", &dispatch, sample).expect("traces");
+        let mut left = [0; 4096];
+        rig.machine.read(y, &mut left).expect("memory");
+        assert_eq!(left, [7; 4096], "a trace leaves memory as it was");
         let waves = || trace.blocks.iter().flat_map(|block| &block.waves);
         assert_eq!(waves().map(|w| w.steps.len() as u64).sum::<u64>(), counters.instructions);
         let vector = |w: &hk_emu::WaveTrace| -> Vec<hk_emu::Traffic> {
@@ -128,6 +132,8 @@ fn traces_of_all_workgroups_add_up_to_the_counters() {
         assert_eq!(lines, details.global_read_lines + details.global_written_lines);
         let clocks: u64 = waves().flat_map(|w| &w.traffic).map(|t| u64::from(t.lds_clocks)).sum();
         assert_eq!(clocks, details.lds_clocks);
+        let conflicts: u64 = waves().flat_map(|w| &w.traffic).map(|t| u64::from(t.lds_conflicts)).sum();
+        assert_eq!(conflicts, details.lds_conflict_clocks);
         let bytes: u64 = waves().flat_map(|w| &w.traffic).map(|t| u64::from(t.lds_bytes)).sum();
         assert_eq!(bytes, details.lds_read_bytes + details.lds_written_bytes);
         let passes = |w: &hk_emu::WaveTrace| {

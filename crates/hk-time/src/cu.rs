@@ -122,6 +122,69 @@ const SHARED: usize = 6;
 /// Clocks that each of [`UNITS`] was busy in a run, the iterations that are left out included.
 pub type Busy = [f64; UNITS.len()];
 
+/// Why a wave does not issue: it waits for vmcnt, for lgkmcnt, for the result of an earlier instruction, for the matrix or
+/// the vector pipe, for the other waves at a barrier, for its code, or for room in a counter.
+pub const STALLS: [&str; 8] = ["vmcnt", "lgkmcnt", "result", "matrix", "VALU", "barrier", "fetch", "counter"];
+const ON_VM: usize = 0;
+const ON_LGKM: usize = 1;
+const ON_RESULT: usize = 2;
+const ON_MATRIX: usize = 3;
+const ON_VECTOR: usize = 4;
+const ON_BARRIER: usize = 5;
+const ON_FETCH: usize = 6;
+const ON_COUNTER: usize = 7;
+
+/// Wave clocks of an instruction: those that it issues for, and of each of [`STALLS`].
+pub type Spent = [f64; 1 + STALLS.len()];
+
+/// Clocks of a wave at one instruction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Slice {
+    /// The wave, counted over all workgroups of the compute unit.
+    pub wave: usize,
+    /// The instruction, as an index of the trace's.
+    pub step: u32,
+    /// Clocks.
+    pub start: f64,
+    /// Clocks.
+    pub end: f64,
+    /// Of [`STALLS`]; `None`: it issues.
+    pub stall: Option<usize>,
+}
+
+/// What a run notes of every instruction, on demand.
+#[derive(Debug, Clone, Default)]
+pub struct Record {
+    /// By instruction.
+    pub spent: Vec<Spent>,
+    /// In the order of the replay, without the iterations that are left out.
+    pub slices: Vec<Slice>,
+    /// Busy clocks of the units, every [`WINDOW`] clocks.
+    pub units: Vec<(f64, Busy)>,
+}
+
+/// Clocks between two points of [`Record::units`].
+pub const WINDOW: f64 = 256.0;
+
+impl Record {
+    fn note(&mut self, slice: Slice) {
+        let at = slice.step as usize;
+        if self.spent.len() <= at {
+            self.spent.resize(at + 1, [0.0; 1 + STALLS.len()]);
+        }
+        self.spent[at][slice.stall.map_or(0, |reason| 1 + reason)] += slice.end - slice.start;
+        self.slices.push(slice);
+    }
+
+    /// Adds what has been spent since `then` so many times.
+    fn repeat(&mut self, then: &[Spent], times: f64) {
+        for (i, now) in self.spent.iter_mut().enumerate() {
+            let before = then.get(i).copied().unwrap_or_default();
+            now.iter_mut().zip(before).for_each(|(now, before)| *now += (*now - before) * times);
+        }
+    }
+}
+
 /// What a run took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Run {
@@ -138,6 +201,7 @@ const REGISTERS: usize = 512 + 128 + 64;
 
 struct Wave<'a> {
     path: &'a WavePath,
+    index: usize,
     group: usize,
     simd: usize,
     at: usize,
@@ -204,16 +268,24 @@ struct Cu<'a> {
     scalars: HashSet<u64>,
     drained: f64,
     busy: Busy,
+    record: Option<&'a mut Record>,
 }
 
 /// Replays workgroups that a compute unit holds at the same time.
-pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]]) -> Run {
+pub fn run(
+    view: &View,
+    levels: &Levels,
+    steps: &[Step],
+    groups: &[&[WavePath]],
+    record: Option<&mut Record>,
+) -> Run {
     let mut waves: Vec<Wave<'_>> = vec![];
     for (group, paths) in groups.iter().enumerate() {
         for path in paths.iter() {
             let i = waves.len();
             waves.push(Wave {
                 path,
+                index: i,
                 group,
                 simd: i % 4,
                 at: 0,
@@ -249,7 +321,9 @@ pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]])
         scalars: HashSet::new(),
         drained: 0.0,
         busy: [0.0; UNITS.len()],
+        record,
     };
+    let mut spent_then: Vec<Spent> = vec![];
     // The cut of a workgroup is that of its first wave.
     let (mut skipped, mut marks, mut skipped_busy) =
         (0.0_f64, vec![(0.0, Busy::default()); groups.len()], Busy::default());
@@ -269,8 +343,8 @@ pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]])
                     .map(|w| w.ready)
                     .reduce(f64::max);
                 for wave in waves.iter_mut().filter(|w| w.group == group && w.at_barrier) {
-                    (wave.at_barrier, opened) = (false, true);
-                    wave.ready = last.unwrap_or(wave.ready) + view.barrier;
+                    opened = true;
+                    cu.open(wave, last.unwrap_or(wave.ready) + view.barrier);
                 }
             }
             if opened { continue } else { break }
@@ -281,11 +355,17 @@ pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]])
         {
             if wave.at == cut.timed[0] && marks[wave.group].0 == 0.0 {
                 marks[wave.group] = (wave.ready, cu.busy);
+                if let (0, Some(record)) = (wave.group, &cu.record) {
+                    spent_then.clone_from(&record.spent);
+                }
             } else if wave.at == cut.timed[1] && marks[wave.group].0 > 0.0 {
                 let (then, busy) = marks[wave.group];
                 if wave.group == 0 {
                     skipped = (wave.ready - then) * cut.times;
                     skipped_busy = std::array::from_fn(|i| (cu.busy[i] - busy[i]) * cut.times);
+                    if let Some(record) = &mut cu.record {
+                        record.repeat(&spent_then, cut.times);
+                    }
                 }
                 marks[wave.group].0 = -1.0;
             }
@@ -301,8 +381,7 @@ pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]])
                 let members = || waves.iter().filter(|w| w.group == group && w.at_barrier);
                 let last = members().map(|w| w.ready).fold(0.0, f64::max);
                 for wave in waves.iter_mut().filter(|w| w.group == group && w.at_barrier) {
-                    wave.at_barrier = false;
-                    wave.ready = last + view.barrier;
+                    cu.open(wave, last + view.barrier);
                 }
             }
         }
@@ -312,6 +391,25 @@ pub fn run(view: &View, levels: &Levels, steps: &[Step], groups: &[&[WavePath]])
 }
 
 impl Cu<'_> {
+    fn note(&mut self, w: &Wave<'_>, at: usize, [start, end]: [f64; 2], stall: Option<usize>) {
+        let (busy, step) = (self.busy, w.path.trace.steps.get(at).copied());
+        if let (Some(record), Some(step)) = (&mut self.record, step)
+            && end > start
+        {
+            record.note(Slice { wave: w.index, step, start, end, stall });
+            if record.units.last().is_none_or(|(last, _)| start >= last + WINDOW) {
+                record.units.push((start, busy));
+            }
+        }
+    }
+
+    /// Lets a wave go on behind a barrier.
+    fn open(&mut self, w: &mut Wave<'_>, at: f64) {
+        w.at_barrier = false;
+        self.note(w, w.at.saturating_sub(1), [w.ready, at], Some(ON_BARRIER));
+        w.ready = at;
+    }
+
     /// One instruction of a wave, or a move of its time to when the instruction can start. True if it arrived at a
     /// barrier or ended.
     fn step(&mut self, w: &mut Wave<'_>, steps: &[Step]) -> bool {
@@ -323,44 +421,51 @@ impl Cu<'_> {
         let facts = &step.facts;
         // The first wave that comes to a line of code fetches it; those behind it wait for it to come.
         let fetched = *self.code.entry(facts.address / 64).or_insert(w.ready + v.fetch_miss);
-        let mut start = w.ready.max(fetched);
+        let (mut start, mut why) = (w.ready, 0);
+        let mut until = |at: f64, reason: usize| {
+            if at > start {
+                (start, why) = (at, reason);
+            }
+        };
+        until(fetched, ON_FETCH);
         for r in &step.plain_reads {
             for at in r.clone() {
-                start = start.max(w.registers[usize::from(at) % REGISTERS]);
+                until(w.registers[usize::from(at) % REGISTERS], ON_RESULT);
             }
         }
         for r in &step.accumulates {
             for at in r.clone() {
-                start = start.max(w.accumulators[usize::from(at) % REGISTERS]);
+                until(w.accumulators[usize::from(at) % REGISTERS], ON_RESULT);
             }
         }
         match facts.unit {
             Unit::Matrix => {
-                start = start.max(self.matrix[w.simd]);
+                until(self.matrix[w.simd], ON_MATRIX);
                 if facts.alone {
-                    start = start.max(self.vector[w.simd]);
+                    until(self.vector[w.simd], ON_VECTOR);
                 }
             }
             Unit::Vector | Unit::Transcendental => {
-                start = start.max(self.vector[w.simd]);
+                until(self.vector[w.simd], ON_VECTOR);
                 if facts.alone {
-                    start = start.max(self.matrix[w.simd]);
+                    until(self.matrix[w.simd], ON_MATRIX);
                 }
             }
             Unit::Wait => {
-                start = wait(&mut w.vm, facts.wait[0], start);
-                start = wait(&mut w.lgkm, facts.wait[1], start);
+                until(wait(&mut w.vm, facts.wait[0], 0.0), ON_VM);
+                until(wait(&mut w.lgkm, facts.wait[1], 0.0), ON_LGKM);
             }
             _ => {}
         }
         if facts.counted[0] && w.vm.len() >= 63 {
-            start = start.max(w.vm.pop_front().unwrap_or(0.0));
+            until(w.vm.pop_front().unwrap_or(0.0), ON_COUNTER);
         }
         if facts.counted[1] && w.lgkm.len() >= 15 {
-            start = start.max(w.lgkm.pop_front().unwrap_or(0.0));
+            until(w.lgkm.pop_front().unwrap_or(0.0), ON_COUNTER);
         }
         if start > w.ready {
             // Others may use the units until then.
+            self.note(w, w.at, [w.ready, start], Some(why));
             w.ready = start;
             return false;
         }
@@ -420,10 +525,12 @@ impl Cu<'_> {
                     let last = w.lgkm.back().copied().unwrap_or(0.0);
                     w.lgkm.push_back(done.max(last));
                 }
+                self.note(w, w.at, [start, w.ready], None);
                 w.at += 1;
                 return false;
             }
         }
+        self.note(w, w.at, [start, w.ready], None);
         for r in &facts.writes {
             for at in r.clone() {
                 w.registers[usize::from(at) % REGISTERS] = result;

@@ -7,6 +7,8 @@ use hk_codeobj::Arch;
 use rayon::prelude::*;
 
 use crate::constants::{CONSTANTS, Provenance, Values};
+use crate::error::Error;
+use crate::figure::{Point, svg};
 use crate::model::{Prediction, Traced};
 use crate::parts::Part;
 use crate::rows::{Row, Rows};
@@ -370,6 +372,34 @@ pub fn errors(pairs: &[(f64, f64)]) -> [f64; 2] {
 }
 
 impl Validation {
+    /// Predicted against measured times.
+    pub fn figure(&self, cases: &[Case]) -> String {
+        let pairs = cases.iter().zip(&self.predicted);
+        let points: Vec<Point<'_>> = pairs
+            .map(|(case, predicted)| Point {
+                family: case.row.get("family"),
+                measured: case.measured,
+                predicted: predicted[0],
+            })
+            .collect();
+        svg(&points)
+    }
+
+    /// The model's error on all launches, and on those of each part and each family.
+    pub fn errors(&self, cases: &[Case]) -> Vec<(String, Error)> {
+        let mut groups: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+        for (case, predicted) in cases.iter().zip(&self.predicted) {
+            for name in ["all", case.facts.part.name, case.row.get("family")] {
+                groups.entry(name).or_default().push((predicted[0], case.measured));
+            }
+        }
+        let error = |(name, pairs): (&str, Vec<_>)| {
+            let [median, high] = errors(&pairs);
+            (name.to_owned(), Error { launches: pairs.len(), median, high, validated: true })
+        };
+        groups.into_iter().map(error).collect()
+    }
+
     /// A Markdown table: families, parts, all.
     pub fn table(&self, cases: &[Case]) -> String {
         let percent = |[median, high]: [f64; 2]| format!("{:.1} / {:.1}", 100.0 * median, 100.0 * high);

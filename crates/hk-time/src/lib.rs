@@ -7,9 +7,13 @@
 //!
 //! Times are modelled, never measured: `docs/timing.md` says with which error.
 
+mod arguments;
 pub mod constants;
 pub mod cu;
+pub mod error;
+pub mod figure;
 pub mod fit;
+pub mod launch;
 pub mod model;
 pub mod parts;
 pub mod path;

@@ -8,14 +8,19 @@ use hk_emu::{
 };
 
 use crate::constants::{C, Values};
-use crate::cu::{self, Busy, Level, Levels, UNITS, View};
+use crate::cu::{self, Busy, Level, Levels, Record, Run, UNITS, View};
 use crate::parts::Part;
 use crate::path::{Step, WavePath, paths};
 
 /// Vector loads of a wave that tell which data its workgroup reads.
 const FIRST_LOADS: usize = 24;
 /// Launches of more workgroups are told from their first ones.
-const MOST_TOLD: u64 = 16_384;
+const MOST_TOLD: u64 = 4096;
+
+/// Workgroups that are replayed where they may do different amounts of work, besides the first and the last one, and the ratio
+/// that spreads them.
+const SPREAD: u64 = 9;
+const GOLDEN: f64 = 0.618_033_988_749_895;
 
 /// Why a launch is not modelled.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +60,8 @@ pub struct Options {
     pub warm: bool,
     /// Replay every iteration of every loop.
     pub exact: bool,
+    /// Workgroups may do different amounts of work: more of them are replayed.
+    pub uneven: bool,
     /// Bytes that another launch before it fills, whose time is part of the measured one.
     pub filled: f64,
 }
@@ -83,9 +90,13 @@ struct Round {
 /// A launch that has been traced: its time can be computed for any constants.
 pub struct Traced {
     part: &'static Part,
+    /// The program; its workgroups are in `kinds`.
+    program: hk_emu::Trace,
     steps: Vec<Step>,
     /// Workgroups of each kind that was traced.
     kinds: Vec<Vec<WavePath>>,
+    /// Shares of the kinds among the workgroups, where these do different amounts of work.
+    shares: Vec<f64>,
     buffers: Vec<Buffer>,
     rounds: Vec<Round>,
     workgroups: u64,
@@ -127,43 +138,76 @@ pub fn trace(
     let fault = |fault| TimeError::Fault(Box::new(fault));
     let total: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
     let told: Vec<u64> = (0..total.min(MOST_TOLD)).collect();
-    let sample = Sample { blocks: &told, loads: Some(FIRST_LOADS) };
-    let mut first = vec![];
-    // In pieces: a trace of all of them would hold as many wave states.
-    for blocks in told.chunks(256) {
-        let trace = machine.trace(module, kernel, dispatch, Sample { blocks, ..sample }).map_err(fault)?;
-        first.extend(trace.blocks.iter().map(|block| signature(block, &trace, buffers)));
-    }
-    if first.iter().all(Option::is_none) {
-        // None of them reads: all do the work.
-        first.iter_mut().for_each(|signature| *signature = Some(vec![0; buffers.len()]));
-    }
+    let tell = |loads: usize| {
+        let mut first = vec![];
+        // In pieces: a trace of all of them would hold as many wave states.
+        for blocks in told.chunks(256) {
+            let sample = Sample { blocks, loads: Some(loads) };
+            let trace = machine.trace(module, kernel, dispatch, sample).map_err(fault)?;
+            first.extend(trace.blocks.iter().map(|block| signature(block, &trace, buffers)));
+        }
+        if first.iter().all(Option::is_none) {
+            // None of them reads: all do the work.
+            first.iter_mut().for_each(|signature| *signature = Some(vec![0; buffers.len()]));
+        }
+        Ok::<_, TimeError>(first)
+    };
+    let first = tell(FIRST_LOADS)?;
     // Slices of one tile: the first one prepares what the others wait for.
     let slices = u64::from(dispatch.grid[2]);
     let tile = total / slices;
     // Some workgroups have nothing to do, and end at once.
     let mut chosen = vec![first.iter().position(Option::is_some).unwrap_or(0) as u64];
-    if slices > 1 {
+    if slices > 1 && !options.uneven {
         chosen.push(tile);
+    } else if options.uneven {
+        let live = |i: &u64| first.get(*i as usize).is_none_or(Option::is_some);
+        let spread = |i: u64| ((i as f64 * GOLDEN).fract() * total as f64) as u64;
+        chosen = (0..SPREAD).map(spread).chain([0, total - 1]).filter(live).collect();
+        chosen.truncate(total as usize);
     }
-    let trace =
+    let mut trace =
         machine.trace(module, kernel, dispatch, Sample { blocks: &chosen, loads: None }).map_err(fault)?;
-    let bytes: Vec<Vec<f64>> = trace.blocks.iter().map(|block| read_bytes(block, &trace, buffers)).collect();
+    let read: Vec<Vec<f64>> = trace.blocks.iter().map(|block| read_bytes(block, &trace, buffers)).collect();
+    let most = read.iter().max_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum()));
     let (steps, occupancy) =
         (trace.instructions.iter().map(Step::new).collect(), trace.resources.blocks_per_cu);
-    let kinds =
-        trace.blocks.into_iter().map(|block| paths(block, &trace.instructions, options.exact)).collect();
-    let rounds = rounds(part, &first, bytes.last().map_or(&[], |b| b), total, occupancy.max(1), options);
+    let mut blocks = std::mem::take(&mut trace.blocks);
+    let mut shares = vec![];
+    if options.uneven {
+        (blocks, shares) = classes(blocks);
+    }
+    let kinds = blocks.into_iter().map(|block| paths(block, &trace.instructions, options.exact)).collect();
+    let bytes = most.map_or(&[][..], |b| b);
+    let rounds = rounds(part, &first, bytes, total, occupancy.max(1), options);
     Ok(Traced {
         part,
+        program: trace,
         steps,
         kinds,
+        shares,
         buffers: buffers.to_vec(),
         rounds,
         workgroups: total,
         filled: options.filled,
         sampled: chosen.len(),
     })
+}
+
+/// Workgroups by the instructions that they execute, one of each kind, with shares. The last two of the sample are the ends of the
+/// launch, of which only the work counts, not the share.
+fn classes(blocks: Vec<BlockTrace>) -> (Vec<BlockTrace>, Vec<f64>) {
+    let spread = blocks.len().saturating_sub(2).max(1);
+    let work = |b: &BlockTrace| b.waves.iter().map(|w| w.steps.len()).sum::<usize>() as f64;
+    let mut kinds: Vec<(BlockTrace, f64)> = vec![];
+    for (i, block) in blocks.into_iter().enumerate() {
+        let share = if i < spread { 1.0 / spread as f64 } else { 0.0 };
+        match kinds.iter_mut().find(|(kind, _)| (work(kind) / work(&block).max(1.0) - 1.0).abs() < 0.02) {
+            Some((_, sum)) => *sum += share,
+            None => kinds.push((block, share)),
+        }
+    }
+    kinds.into_iter().unzip()
 }
 
 /// Which lines of each buffer a workgroup reads first; 0: none. `None` for a workgroup without vector loads.
@@ -343,30 +387,147 @@ impl Traced {
         if self.filled == 0.0 {
             return 0.0;
         }
-        values.get(C::Launch) + self.filled / (self.part.hbm_reached(values) * 1e3)
+        self.part.stream_us(self.filled, values)
+    }
+
+    /// Replays a round: the slowest kind of workgroup, where the others wait for it or end sooner. Where workgroups do different
+    /// amounts of work, the next ones take the places of those that end: rounds but the last take the mean of the kinds.
+    fn replay(
+        &self,
+        round: &Round,
+        values: &Values,
+        mhz: f64,
+        mut record: Option<&mut Record>,
+    ) -> Option<Run> {
+        let cus = round.workgroups.min(u64::from(self.part.cus())) as u32;
+        let view = View::new(self.part, values, mhz, cus);
+        let level = |share: &Share| Level {
+            latency: share.new * values.get(C::HbmLatency) + (1.0 - share.new) * values.get(C::MallLatency),
+            mall: share.mall,
+            hbm: share.hbm,
+        };
+        let levels = self.buffers.iter().zip(&round.shares).map(|(b, share)| (b.base / 128, level(share)));
+        let levels = Levels(levels.collect());
+        let mut slowest: Option<Run> = None;
+        let mut mean = Run::default();
+        for (i, kind) in self.kinds.iter().enumerate() {
+            let groups: Vec<&[WavePath]> = vec![kind; round.groups];
+            let mut noted = record.as_ref().map(|_| Record::default());
+            let run = cu::run(&view, &levels, &self.steps, &groups, noted.as_mut());
+            if let Some(share) = self.shares.get(i) {
+                mean.end += share * run.end;
+                mean.drained += share * run.drained;
+                mean.busy.iter_mut().zip(run.busy).for_each(|(sum, busy)| *sum += share * busy);
+            }
+            if slowest.is_none_or(|slowest| run.end >= slowest.end) {
+                slowest = Some(run);
+                if let (Some(record), Some(noted)) = (record.as_deref_mut(), noted) {
+                    *record = noted;
+                }
+            }
+        }
+        let last = self.rounds.last().is_some_and(|last| std::ptr::eq(last, round));
+        if self.shares.is_empty() || last { slowest } else { Some(mean) }
+    }
+
+    /// What the instructions of a compute unit wait for in each round, with how often that round passes, at the clock of
+    /// `prediction`.
+    pub fn records(&self, values: &Values, prediction: &Prediction) -> Vec<(f64, Record)> {
+        let record = |round: &Round| {
+            let mut record = Record::default();
+            self.replay(round, values, prediction.mhz, Some(&mut record));
+            (round.times, record)
+        };
+        self.rounds.iter().map(record).collect()
+    }
+
+    /// The program whose instructions the records name.
+    pub fn program(&self) -> &hk_emu::Trace {
+        &self.program
+    }
+
+    /// Workgroups of the launch.
+    pub fn workgroups(&self) -> u64 {
+        self.workgroups
+    }
+
+    /// Instructions, LDS clocks and requests to L2 of the launch, from the sampled workgroups.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, f64)> {
+        const NAMES: [&str; 13] = [
+            "SQ_WAVES",
+            "SQ_INSTS_VALU",
+            "SQ_INSTS_MFMA",
+            "SQ_INSTS_SALU",
+            "SQ_INSTS_SMEM",
+            "SQ_INSTS_LDS",
+            "SQ_INSTS_VMEM_RD",
+            "SQ_INSTS_VMEM_WR",
+            "SQ_INSTS_BRANCH",
+            "SQ_LDS_BANK_CONFLICT",
+            "TCC_REQ",
+            "TCC_HIT",
+            "TCC_MISS",
+        ];
+        let mut n = [0.0; NAMES.len()];
+        for (i, kind) in self.kinds.iter().enumerate() {
+            let share = self.shares.get(i).copied().unwrap_or(1.0 / self.kinds.len() as f64);
+            let times = share * self.workgroups as f64;
+            for wave in kind {
+                n[0] += times;
+                let mut traffic = wave.trace.traffic.iter();
+                for (at, step) in wave.trace.steps.iter().enumerate() {
+                    let facts = &self.steps[*step as usize].facts;
+                    let cut = wave.cut.filter(|cut| (cut.timed[0]..cut.timed[1]).contains(&at));
+                    let times = times * (1.0 + cut.map_or(0.0, |cut| cut.times));
+                    let load = facts.operation == Some(Operation::Load);
+                    let counted: &[usize] = match facts.unit {
+                        Unit::Vector | Unit::Transcendental => &[1],
+                        Unit::Matrix => &[1, 2],
+                        Unit::Scalar => &[3],
+                        Unit::ScalarMemory => &[4],
+                        Unit::Lds => &[5],
+                        Unit::VectorMemory if load => &[6],
+                        Unit::VectorMemory => &[7],
+                        Unit::Branch => &[8],
+                        _ => &[],
+                    };
+                    counted.iter().for_each(|i| n[*i] += times);
+                    let Some(touched) = facts.unit.is_memory().then(|| traffic.next()).flatten() else {
+                        continue;
+                    };
+                    n[9] += times * f64::from(touched.lds_conflicts);
+                    if facts.unit == Unit::VectorMemory {
+                        let lines = wave.trace.lines_of(touched);
+                        let share = lines.first().map_or(1.0, |line| self.missed(*line));
+                        n[10] += times * lines.len() as f64;
+                        n[12] += times * lines.len() as f64 * if load { share } else { 1.0 };
+                    }
+                }
+            }
+        }
+        n[11] = n[10] - n[12];
+        NAMES.into_iter().zip(n).collect()
+    }
+
+    /// Of the requests for a line of this buffer, those that L2 passes on, over all rounds.
+    fn missed(&self, line: u64) -> f64 {
+        let Some(buffer) = buffer_of(line, &self.buffers) else { return 1.0 };
+        let sum = |f: fn(&Share) -> f64| {
+            self.rounds.iter().map(|r| r.times * r.shares.get(buffer).map_or(1.0, f)).sum::<f64>()
+        };
+        sum(|share| share.mall) / sum(|_| 1.0).max(1.0)
+    }
+
+    /// The part.
+    pub fn part(&self) -> &'static Part {
+        self.part
     }
 
     fn at(&self, values: &Values, mhz: f64) -> Prediction {
         let (mut clocks, mut drain) = (0.0, 0.0);
         let mut busy = [0.0; UNITS.len()];
         for round in &self.rounds {
-            let cus = round.workgroups.min(u64::from(self.part.cus())) as u32;
-            let view = View::new(self.part, values, mhz, cus);
-            let level = |share: &Share| Level {
-                latency: share.new * values.get(C::HbmLatency)
-                    + (1.0 - share.new) * values.get(C::MallLatency),
-                mall: share.mall,
-                hbm: share.hbm,
-            };
-            let levels =
-                self.buffers.iter().zip(&round.shares).map(|(b, share)| (b.base / 128, level(share)));
-            let levels = Levels(levels.collect());
-            // The slowest kind: the others wait for it, or end sooner.
-            let runs = self.kinds.iter().map(|kind| {
-                let groups: Vec<&[WavePath]> = vec![kind; round.groups];
-                cu::run(&view, &levels, &self.steps, &groups)
-            });
-            let Some(run) = runs.max_by(|a, b| a.end.total_cmp(&b.end)) else { continue };
+            let Some(run) = self.replay(round, values, mhz, None) else { continue };
             clocks += run.end * round.times;
             drain = run.drained - run.end;
             busy.iter_mut().zip(run.busy).for_each(|(sum, clocks)| *sum += clocks * round.times);

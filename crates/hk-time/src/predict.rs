@@ -5,7 +5,7 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::constants::Values;
-use crate::parts::Part;
+use crate::error::measured;
 use crate::rows::{Row, Rows};
 
 /// Columns that are added to those of the rows.
@@ -38,10 +38,9 @@ pub fn predict(rows: &Rows, objects: &Path, exact: bool) -> Result<(Vec<u8>, usi
 fn one(row: &Row, objects: &Path, exact: bool) -> Result<[String; 3], String> {
     let traced = row.trace(objects, exact)?;
     let prediction = traced.time(Values::fitted());
-    let validated = Part::named(row.get("gpu")).is_some_and(|part| part.validated);
-    let mut note = format!("{} workgroups replayed", traced.sampled);
-    if !validated {
-        note += "; part not validated";
+    let mut note = format!("{} workgroups replayed; {}", traced.sampled, traced.part().error());
+    if !measured(row.get("family")) {
+        note += ", none of this family";
     }
     Ok([format!("{:.3}", prediction.us), prediction.bound.to_owned(), note])
 }

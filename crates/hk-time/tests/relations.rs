@@ -257,6 +257,65 @@ fn streams_approach_the_memory_rate_and_matrix_clocks_do_not_matter_to_them() {
 }
 
 #[test]
+fn matrix_peaks_are_reached() {
+    let mfma = |shape: &str, accumulator: &str, a: &str, b: &str, modes: &str| {
+        format!("  v_mfma_{shape} v[{accumulator}], v[{a}], v[{b}], v[{accumulator}]{modes}\n")
+    };
+    let fp4 = " cbsz:4 blgp:4";
+    for (part, body, flop, peak) in [
+        ("mi325x", mfma("f32_32x32x8_f16", "32:47", "8:9", "10:11", ""), 32 * 32 * 8, 2048.0),
+        ("mi325x", mfma("f32_32x32x16_fp8_fp8", "32:47", "8:9", "10:11", ""), 32 * 32 * 16, 4096.0),
+        ("mi325x", mfma("i32_32x32x16_i8", "32:47", "8:9", "10:11", ""), 32 * 32 * 16, 4096.0),
+        ("mi325x", mfma("f32_32x32x4_xf32", "32:47", "8:9", "10:11", ""), 32 * 32 * 4, 1024.0),
+        ("mi325x", mfma("f64_16x16x4_f64", "32:39", "8:9", "10:11", ""), 16 * 16 * 4, 256.0),
+        ("mi355x", mfma("f32_32x32x16_f16", "32:47", "8:11", "12:15", ""), 32 * 32 * 16, 4096.0),
+        ("mi355x", mfma("f32_32x32x64_f8f6f4", "32:47", "8:15", "16:23", ""), 32 * 32 * 64, 8192.0),
+        ("mi355x", mfma("f32_32x32x64_f8f6f4", "32:47", "8:11", "12:15", fp4), 32 * 32 * 64, 16384.0),
+    ] {
+        let clocks = |n| Kernel { part, block: 256, ..Kernel::new(repeat(n, &body.repeat(32))) }.clocks();
+        let rate = f64::from(20 * 32 * 4 * 2 * flop) / (clocks(40) - clocks(20));
+        // The end of the loop is in the shadow of its last instruction but for its own clocks.
+        assert!(rate <= 1.001 * peak && rate > 0.97 * peak, "{part}, {body}: {rate} of {peak}");
+    }
+}
+
+#[test]
+fn a_swizzled_layout_beats_a_plain_one_by_its_phases() {
+    for part in ["mi325x", "mi355x"] {
+        // Rows of 256 bytes, a lane each; with the swizzle, the vector of a row moves with the row.
+        let read = |swizzle: &str| {
+            let body = format!(
+                "  v_and_b32 v7, 63, v0\n  v_lshlrev_b32 v8, 8, v7\n{swizzle}  v_and_b32 v8, 0x3fff, v8\n{}",
+                repeat(40, &"  ds_read_b128 v[16:19], v8\n".repeat(16))
+            );
+            Kernel { part, ..Kernel::new(body) }.clocks()
+        };
+        let plain = read("");
+        let swizzled = read("  v_and_b32 v7, 15, v7\n  v_lshlrev_b32 v7, 4, v7\n  v_or_b32 v8, v8, v7\n");
+        // 8 lanes of a phase on gfx942 and 16 on gfx950 are on the same banks, or each on its own.
+        let phases = if part == "mi325x" { 8.0 } else { 16.0 };
+        assert!(plain / swizzled > 0.3 * phases && plain / swizzled <= phases, "{part}: {plain} {swizzled}");
+    }
+}
+
+#[test]
+fn waves_hide_the_pauses_of_others() {
+    let body = "  v_exp_f32 v20, v21\n  s_nop 15\n  s_nop 15\n".repeat(8);
+    let clocks = |waves: u32| Kernel { block: 64 * waves, ..Kernel::new(repeat(40, &body)) }.clocks();
+    let [one, four, eight, sixteen] = [1, 4, 8, 16].map(clocks);
+    // Each SIMD has one wave, then two that fit between the pauses, then four.
+    assert!(four < 1.1 * one && eight < 1.3 * one, "{one} {four} {eight}");
+    assert!(sixteen >= eight, "{eight} {sixteen}");
+}
+
+#[test]
+fn the_same_launch_takes_the_same_time() {
+    let kernel = stream();
+    let [a, b] = [0, 1].map(|_| kernel.traced(false).time(Values::fitted()));
+    assert_eq!(a, b);
+}
+
+#[test]
 fn straight_code_pays_for_its_fetch() {
     let got = each("", "v_add_f32 v20, v21, v22");
     near(got, 4.0 + fetch(4.0), 0.1);

@@ -1,6 +1,6 @@
 //! `hk bench`: time of the operators on a device, against what the device can do and against other implementations.
 
-mod cases;
+pub mod cases;
 mod plot;
 mod table;
 

@@ -3,10 +3,12 @@
 mod arg;
 
 use crate::out::{self, Table};
-use crate::{Failure, Result};
+use crate::{Failure, Result, time};
 use arg::{Arg, Output, Value};
 use hk_codeobj::{Arch, CodeObject, Kernel};
 use hk_emu::{Checks, Clocks, Costs, Counters, Dispatch, Machine, MachineOptions, MatrixNumerics};
+use hk_time::launch::Launch;
+use hk_time::model::Options;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -83,6 +85,11 @@ pub struct Args {
     /// Print what was executed.
     #[arg(long)]
     stats: bool,
+    /// Model the time and what bounds it, besides.
+    #[arg(long)]
+    time: bool,
+    #[command(flatten)]
+    shown: time::Shown,
     /// Print it as JSON.
     #[arg(long)]
     json: bool,
@@ -129,6 +136,14 @@ pub fn run(args: &Args) -> Result<()> {
     let mut buffers = Buffers::new(&machine, args.input.as_deref());
     let bytes = segment(kernel, args.slot, &given, &mut buffers)?;
     let dispatch = Dispatch { grid, block, dynamic_lds: args.dynamic_lds, args: &bytes };
+    if args.time {
+        let part = args.shown.part_of(object.arch)?;
+        let launch = Launch::new(part, &machine, &module, &kernel.name, &dispatch, Options::default())
+            .map_err(|why| Failure::new(format!("kernel {}: {why}", kernel.name)))?;
+        args.shown.print(part, &[Ok(launch)])?;
+    } else {
+        args.shown.expect_none()?;
+    }
     let counters = machine.launch(&module, &kernel.name, &dispatch)?;
     if let Some(path) = &args.output {
         buffers.write(path, &kernel.name)?;

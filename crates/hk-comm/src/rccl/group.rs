@@ -48,7 +48,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// All ranks take part.
-    fn is_collective(self) -> bool {
+    pub(super) fn is_collective(self) -> bool {
         !matches!(self, Self::Send(_) | Self::Recv(_))
     }
 }
@@ -388,7 +388,10 @@ impl<'a> Group<'a> {
         }
         let buffers = |check: &Check| {
             let stream: &Stream = &check.comm.stream;
-            Ok((stream.upload(&[signature(&check.own)])?, stream.alloc_zeroed::<i64>(check.comm.world())?))
+            Ok((
+                stream.upload(&[signature(check.own.as_bytes())])?,
+                stream.alloc_zeroed::<i64>(check.comm.world())?,
+            ))
         };
         let mut buffers = checks.iter().map(buffers).collect::<Result<Vec<_>>>()?;
         let mut group = Group::new();
@@ -399,7 +402,7 @@ impl<'a> Group<'a> {
         for (Check { comm, op, own }, (_, all)) in checks.iter().zip(&buffers) {
             let all = comm.stream.download(all);
             comm.shared.expect_alive(op)?;
-            if let Some(other) = all?.iter().position(|other| *other != signature(own)) {
+            if let Some(other) = all?.iter().position(|other| *other != signature(own.as_bytes())) {
                 let got = format!("{own} on rank {}", comm.rank());
                 let want = format!("the same on all ranks; rank {other} calls something else");
                 return Err(Error::Shape { op, arg: "x", got, want });
@@ -429,9 +432,9 @@ impl Kind {
 }
 
 /// FNV-1a.
-fn signature(text: &str) -> i64 {
-    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, step) as i64
+pub(super) fn signature(bytes: &[u8]) -> i64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step) as i64
 }
 
 fn expect_rank(op: &'static str, arg: &'static str, comm: &RcclComm, rank: usize) -> Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! Communicators are non-blocking, as the API calls it: whatever waits for other ranks is polled here, with the timeout.
 
-use super::group::{Call, Data, Kind, Queued};
+use super::group::{Call, Data, Kind, Queued, signature};
+use super::progress::Progress;
 use super::watchdog::{Inside, Watchdog};
 use super::{Engine, Failed, RcclOptions, ReduceOp, Shared, UniqueId};
 use hk_core::{
@@ -12,8 +13,8 @@ use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// `ncclComm_t`.
@@ -222,6 +223,9 @@ pub(super) struct LibraryComm {
     watchdog: Option<Watchdog>,
     /// For what happens after the last call.
     stream: Stream,
+    /// Of the communicator, the same on all ranks.
+    name: String,
+    splits: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -231,6 +235,8 @@ pub(super) struct Inner {
     raw: AtomicPtr<c_void>,
     /// Held during calls: the abort comes between them, unless one is stuck.
     calls: Mutex<()>,
+    /// Of the ranks, once this one has its number.
+    progress: OnceLock<Progress>,
 }
 
 // SAFETY: the library may be called from any thread, one at a time but for the abort.
@@ -240,7 +246,20 @@ unsafe impl Sync for Inner {}
 
 impl Inner {
     fn new(api: &'static Api, raw: Raw) -> Arc<Self> {
-        Arc::new(Self { api, raw: AtomicPtr::new(raw), calls: Mutex::new(()) })
+        let (raw, calls) = (AtomicPtr::new(raw), Mutex::new(()));
+        Arc::new(Self { api, raw, calls, progress: OnceLock::new() })
+    }
+
+    /// Tells the other ranks how many collectives this one has called.
+    pub fn publish(&self) {
+        if let Some(progress) = self.progress.get() {
+            progress.publish();
+        }
+    }
+
+    /// The rank that collectives wait for, where that is known.
+    pub fn missing(&self) -> Option<usize> {
+        self.progress.get().and_then(Progress::missing)
     }
 
     fn raw(&self) -> Raw {
@@ -298,7 +317,8 @@ impl Inner {
         let mut code = code;
         while code == IN_PROGRESS {
             if shared.timeout.is_some_and(|timeout| start.elapsed() > timeout) {
-                shared.fail(Failed::Aborted(format!("{call} waited for other ranks in vain")));
+                let text = format!("{call} waited for other ranks in vain");
+                shared.fail(self.missing().map_or(Failed::Aborted(text), Failed::Missing));
                 self.abort_now();
                 break;
             }
@@ -326,10 +346,9 @@ impl Inner {
 }
 
 impl LibraryComm {
-    fn new(api: &'static Api, raw: Raw, stream: &Stream, shared: &Arc<Shared>) -> Self {
-        let inner = Inner::new(api, raw);
+    fn new(inner: Arc<Inner>, name: String, stream: &Stream, shared: &Arc<Shared>) -> Self {
         let watchdog = shared.timeout.map(|timeout| Watchdog::new(&inner, shared, stream, timeout));
-        Self { inner, watchdog, stream: stream.clone() }
+        Self { inner, watchdog, stream: stream.clone(), name, splits: AtomicU32::new(0) }
     }
 
     /// The ranks of `shared`, which are in this process.
@@ -343,10 +362,12 @@ impl LibraryComm {
         let api = api(first.device().info().driver)?;
         // A group of the library is begun and ended on one thread, whatever happens between.
         let started = GroupOfCalls::start(op, api)?;
+        let name: String = format!("{:016x}", signature(&id.to_bytes()));
         let mut ranks = vec![];
         let mut result = Ok(());
         for (stream, shared) in streams.iter().zip(shared) {
             let mut raw = null_mut();
+            let progress = Progress::new(&name, shared.rank, shared.world);
             let join = |_| {
                 let (world, rank) = (shared.world as c_int, shared.rank as c_int);
                 // SAFETY: the pointers are valid during the call; the device is current.
@@ -355,7 +376,9 @@ impl LibraryComm {
             // SAFETY: nothing is queued.
             let code = unsafe { stream.launch(op).run_foreign(join) };
             if !raw.is_null() {
-                ranks.push(Self::new(api, raw, stream, shared));
+                let inner = Inner::new(api, raw);
+                let _ = inner.progress.set(progress);
+                ranks.push(Self::new(inner, name.clone(), stream, shared));
             }
             result = match code {
                 Ok(SUCCESS | IN_PROGRESS) => continue,
@@ -378,6 +401,7 @@ impl LibraryComm {
             let rank = shared.first().map_or(0, |shared| shared.rank);
             return Err(error(op, rank, "ncclCommInitRankConfig", ended, "no communicator".into()));
         }
+        ranks.iter().filter_map(|rank| rank.inner.progress.get()).for_each(Progress::joined);
         Ok(ranks)
     }
 
@@ -393,6 +417,7 @@ impl LibraryComm {
         let _held = self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let api = self.inner.api;
         let color = color.map_or(NO_COLOR, |color| color as c_int);
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
         // The library writes it when the ranks have met, from a thread of its own: after a timeout it has to stay.
         let slot = Box::into_raw(Box::new(null_mut()));
         let split = |_| {
@@ -421,7 +446,9 @@ impl LibraryComm {
             return Err(self.inner.error(op, shared, "ncclCommCount", code, ""));
         }
         let shared = Shared::new(rank as usize, world as usize, options);
-        let comm = Self::new(api, raw, stream, &shared);
+        let name = format!("{}-{number}-{color}", self.name);
+        let _ = part.progress.set(Progress::new(&name, shared.rank, shared.world));
+        let comm = Self::new(part, name, stream, &shared);
         Ok(Some((shared, comm)))
     }
 
@@ -614,6 +641,14 @@ pub(super) fn queue(calls: Vec<Queued>) -> Result<()> {
         .iter()
         .map(|(comm, ..)| comm.inner.calls.lock().unwrap_or_else(PoisonError::into_inner))
         .collect();
+    for (comm, ..) in &comms {
+        let own =
+            |q: &&Queued| matches!(&q.comm.engine, Engine::Library(other) if std::ptr::eq(*comm, other));
+        let collectives = calls.iter().filter(own).filter(|q| q.call.kind.is_collective()).count();
+        if let Some(progress) = comm.inner.progress.get() {
+            progress.call(collectives);
+        }
+    }
     let group = if calls.len() > 1 { Some(GroupOfCalls::start(op, api)?) } else { None };
     let mut result = Ok(());
     for queued in calls {

@@ -1,10 +1,12 @@
 //! Communicators of RCCL, of NCCL, or of emulated devices.
 
+mod axes;
 #[cfg(feature = "emu")]
 mod emulated;
 mod group;
 mod id;
 mod library;
+mod progress;
 mod watchdog;
 
 pub use group::{Group, ReduceOp};
@@ -49,7 +51,8 @@ impl Default for RcclOptions {
 /// contiguous. Several calls that belong together, or the ranks of several devices on one thread, make a [`Group`].
 ///
 /// A rank that does not call leaves the others waiting until [`RcclOptions::timeout`]; their work then ends with unspecified outputs,
-/// and this call, or [`check`](Self::check), gives an error. The communicator serves no more; the process and its devices go on. Dropping a
+/// and this call, or [`check`](Self::check), gives an error. It names the rank if that is on the same host, and behind with its collectives:
+/// the library does not know which one is missing, so the ranks tell each other how many they have called. The communicator serves no more; the process and its devices go on. Dropping a
 /// rank is safe at any time, and does not block.
 ///
 /// Rounding: the library's, whose order of summation depends on algorithm, size and number of ranks; 16-bit floats may round at every

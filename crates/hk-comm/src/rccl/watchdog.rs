@@ -46,6 +46,7 @@ impl Watch {
         let interval = (self.timeout / 8).clamp(Duration::from_millis(1), Duration::from_millis(50));
         let mut calls = self.calls();
         loop {
+            self.inner.publish();
             while !calls.closed && calls.inside.is_none() && !calls.queued && calls.event.is_none() {
                 calls.idle = true;
                 calls = self.work.wait(calls).unwrap_or_else(PoisonError::into_inner);
@@ -65,14 +66,15 @@ impl Watch {
             }
             let since = calls.event.as_ref().map(|(at, _)| *at).into_iter().chain(calls.inside).min();
             let late = since.is_some_and(|since| since.elapsed() > self.timeout);
-            let reason = if late {
-                Some(format!("a collective did not end within {:?}: a rank is missing", self.timeout))
+            let failed = if late {
+                let text = format!("a collective did not end within {:?}: a rank is missing", self.timeout);
+                Some(self.inner.missing().map_or(Failed::Aborted(text), Failed::Missing))
             } else {
-                self.inner.failure()
+                self.inner.failure().map(Failed::Aborted)
             };
-            if let Some(reason) = reason {
+            if let Some(failed) = failed {
                 drop(calls);
-                self.shared.fail(Failed::Aborted(reason));
+                self.shared.fail(failed);
                 return self.inner.abort();
             }
             calls = self.work.wait_timeout(calls, interval).unwrap_or_else(PoisonError::into_inner).0;

@@ -11,6 +11,7 @@ use super::gpu::{
 use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::error::{Error, Result};
+use crate::shared::RAW_BYTES;
 use cudarc::driver::sys as cuda;
 use hk_codeobj::{Arch, Kernel as KernelInfo};
 use once_cell::sync::OnceCell;
@@ -27,6 +28,8 @@ use std::time::Duration;
 type Code = c_int;
 
 const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+/// Of `cuIpcOpenMemHandle`: with peer access to the device of the memory.
+const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// Shared memory of a block, static and dynamic, that a kernel gets without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
@@ -38,6 +41,11 @@ type RawFunction = cuda::CUfunction;
 type Address = cuda::CUdeviceptr;
 type RawGraph = cuda::CUgraph;
 type RawGraphExec = cuda::CUgraphExec;
+
+/// `CUipcMemHandle`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct IpcHandle([u8; RAW_BYTES]);
 
 /// Declares the calls that this driver makes, looked up by name.
 macro_rules! api {
@@ -83,6 +91,9 @@ api! {
     synchronize_event = "cuEventSynchronize": fn(RawEvent);
     elapsed = "cuEventElapsedTime": fn(*mut f32, RawEvent, RawEvent);
     malloc_shared = "cuMemAlloc_v2": fn(*mut Address, usize);
+    export = "cuIpcGetMemHandle": fn(*mut IpcHandle, Address);
+    import = "cuIpcOpenMemHandle_v2": fn(*mut Address, IpcHandle, c_uint);
+    close = "cuIpcCloseMemHandle": fn(Address);
     malloc = "cuMemAllocAsync": fn(*mut Address, usize, RawStream);
     free = "cuMemFreeAsync": fn(Address, RawStream);
     malloc_host = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
@@ -148,6 +159,8 @@ pub(super) struct Cuda {
     api: &'static Api,
     context: Arc<PrimaryContext>,
     info: DeviceInfo,
+    /// What `import` gave.
+    imported: Mutex<Vec<u64>>,
 }
 
 /// The primary context of a device, which all users of CUDA in a process share.
@@ -279,7 +292,12 @@ impl Cuda {
         // SAFETY: `raw` is valid for the write.
         let code = unsafe { (api.retain_context)(&mut raw, device) };
         check(api, "cuDevicePrimaryCtxRetain", code, of_device)?;
-        Ok(Self { api, context: Arc::new(PrimaryContext { api, raw, device }), info })
+        Ok(Self {
+            api,
+            context: Arc::new(PrimaryContext { api, raw, device }),
+            info,
+            imported: Mutex::default(),
+        })
     }
 
     /// Makes the device current on this thread.
@@ -356,7 +374,32 @@ impl Driver for Cuda {
         Ok(address)
     }
 
+    fn export(&self, addr: u64) -> Result<[u8; RAW_BYTES]> {
+        self.bind()?;
+        let mut handle = IpcHandle([0; RAW_BYTES]);
+        // SAFETY: valid for the write.
+        let code = unsafe { (self.api.export)(&mut handle, addr) };
+        self.check("cuIpcGetMemHandle", code).map(|()| handle.0)
+    }
+
+    fn import(&self, handle: &[u8; RAW_BYTES]) -> Result<u64> {
+        self.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` is valid for the write.
+        let code = unsafe { (self.api.import)(&mut address, IpcHandle(*handle), IPC_LAZY_PEER_ACCESS) };
+        self.check("cuIpcOpenMemHandle", code)?;
+        self.imported.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        Ok(address)
+    }
+
     fn free(&self, stream: &Handle, addr: u64) {
+        if gpu::take(&self.imported, addr) {
+            // A failure of the work before is reported elsewhere.
+            let _ = self.synchronize(stream);
+            // SAFETY: opened by `import`, and no work uses it any more.
+            unsafe { (self.api.close)(addr) };
+            return;
+        }
         // There is nobody to tell of a failure.
         if self.bind().is_ok() {
             // SAFETY: the address came from `malloc` and is freed once, after all work queued so far.

@@ -1,13 +1,16 @@
 //! The emulator as a device: a worker thread per stream executes its queue in order.
 
+mod clock;
+
 use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::error::{Error, Result};
+use crate::shared::RAW_BYTES;
 use hk_codeobj::Arch;
 use hk_emu::Counters;
 use hk_emu::{
-    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, Module, Node, Profile,
-    UnknownCheck, UnknownNumerics, UnknownOrder,
+    BlockOrder, Checks, Fault, Machine, MachineOptions, Mark, MatrixNumerics, MemoryHandle, Module, Node,
+    Profile, UnknownCheck, UnknownNumerics, UnknownOrder,
 };
 use std::alloc::Layout;
 use std::any::Any;
@@ -38,6 +41,7 @@ pub(super) struct Emu {
     delay: Duration,
     /// Profile launches.
     details: bool,
+    clock: Option<clock::Model>,
 }
 
 impl Emu {
@@ -60,6 +64,7 @@ impl Emu {
         let mut compute_units = arch.compute_units();
         let mut host = None;
         let mut patience = number.map(|_| PATIENCE_OF_NODE);
+        let (mut part, mut sampled) = (None, false);
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             match key {
@@ -80,6 +85,10 @@ impl Emu {
                 }
                 "blocks" => {
                     machine = machine.blocks(parse(value).ok_or_else(|| wrong("blocks=true or =false"))?);
+                }
+                "time" => part = Some(value),
+                "sampled" => {
+                    sampled = parse(value).ok_or_else(|| wrong("sampled=true or =false"))?;
                 }
                 "misaligned" => {
                     let on = parse(value).ok_or_else(|| wrong("misaligned=true or =false"))?;
@@ -116,7 +125,7 @@ impl Emu {
                 }
                 _ => {
                     return Err(wrong(
-                        "the options threads, cus, budget, details, blocks, misaligned, skew, sanitize, mfma, order, mutant, \
+                        "the options threads, cus, budget, details, blocks, time, sampled, misaligned, skew, sanitize, mfma, order, mutant, \
                          node, patience_ms, delay_ms",
                     ));
                 }
@@ -132,6 +141,11 @@ impl Emu {
         if let Some(time) = patience {
             machine = machine.patience(time);
         }
+        let clock = match part {
+            Some(part) => Some(clock::Model::new(part, arch, sampled).map_err(|want| wrong(&want))?),
+            None if sampled => return Err(wrong("sampled=true with time=PART")),
+            None => None,
+        };
         let checks = checks.map_or_else(checks_of_environment, Ok)?;
         let numerics = numerics.map_or_else(numerics_of_environment, Ok)?;
         let order = order.map_or_else(order_of_environment, Ok)?;
@@ -148,7 +162,7 @@ impl Emu {
             total_memory_bytes: if arch == Arch::Gfx950 { 288 << 30 } else { 192 << 30 },
             driver: "emu",
         };
-        Ok(Self { machine: Machine::new(machine), info, delay, details })
+        Ok(Self { machine: Machine::new(machine), info, delay, details, clock })
     }
 
     fn error(&self, report: impl Display) -> Error {
@@ -229,6 +243,8 @@ struct Queue {
     counters: Counters,
     /// By kernel, in the order of their first launches.
     profiles: Vec<Profile>,
+    #[cfg(feature = "time")]
+    launches: Vec<crate::Modelled>,
 }
 
 #[derive(Clone)]
@@ -273,6 +289,8 @@ struct EmuEvent {
 #[derive(Clone)]
 struct Done {
     at: Instant,
+    /// Where time is modelled.
+    modelled: Option<clock::Time>,
     /// The work before the event.
     mark: Mark,
     /// The unreported failure of the stream up to here.
@@ -292,6 +310,7 @@ struct Worker {
     spec: String,
     delay: Duration,
     details: bool,
+    clock: Option<clock::Clock>,
 }
 
 /// What a command executed.
@@ -299,6 +318,8 @@ struct Worker {
 struct Executed {
     counters: Counters,
     profile: Option<Profile>,
+    #[cfg(feature = "time")]
+    launch: Option<crate::Modelled>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -340,6 +361,8 @@ impl EmuStream {
 impl Queue {
     fn add(&mut self, executed: Executed) {
         self.counters += executed.counters;
+        #[cfg(feature = "time")]
+        self.launches.extend(executed.launch);
         let Some(profile) = executed.profile else { return };
         match self.profiles.iter_mut().find(|p| p.kernel == profile.kernel) {
             Some(sum) => *sum += profile,
@@ -357,8 +380,8 @@ impl Drop for EmuStream {
 }
 
 impl EmuEvent {
-    fn complete(&self, mark: Mark, fault: Option<Error>) {
-        *lock(&self.done) = Some(Done { at: Instant::now(), mark, fault });
+    fn complete(&self, mark: Mark, fault: Option<Error>, modelled: Option<clock::Time>) {
+        *lock(&self.done) = Some(Done { at: Instant::now(), modelled, mark, fault });
         self.signal.notify_all();
     }
 
@@ -374,7 +397,7 @@ impl EmuEvent {
 }
 
 impl Worker {
-    fn run(self) {
+    fn run(mut self) {
         while let Some((command, failed)) = self.next() {
             if !self.delay.is_zero() {
                 std::thread::sleep(self.delay);
@@ -408,9 +431,10 @@ impl Worker {
         }
     }
 
-    fn execute(&self, command: Command, failed: Option<Error>) -> Result<Executed> {
+    fn execute(&mut self, command: Command, failed: Option<Error>) -> Result<Executed> {
+        let (spec, details) = (&self.spec, self.details);
         let failure = |report: String, fault: Option<Fault>| Error::Emulator {
-            device: self.spec.clone(),
+            device: spec.clone(),
             report,
             fault: fault.map(Box::new),
         };
@@ -418,10 +442,16 @@ impl Worker {
         match command {
             // Ordering and lifetime hold after failures, too.
             Command::Free { addr } => self.machine.free(addr).map_err(|e| error(&e))?,
-            Command::Record(event) => event.complete(self.machine.mark(), failed),
+            Command::Record(event) => {
+                let modelled = self.clock.as_ref().map(clock::Clock::now);
+                event.complete(self.machine.mark(), failed, modelled);
+            }
             Command::Wait(event, why) => {
                 let done = event.wait();
                 self.machine.wait(&done.mark);
+                if let (Some(clock), Some(at)) = (&mut self.clock, &done.modelled) {
+                    clock.wait(at);
+                }
                 if let (Some(fault), Dependency::Data) = (done.fault, why) {
                     return Err(fault);
                 }
@@ -431,22 +461,36 @@ impl Worker {
             Command::Write { dst, data } => self.machine.write(dst, &data).map_err(|e| error(&e))?,
             Command::Copy { dst, src, bytes } => {
                 self.machine.copy(dst, src, bytes).map_err(|e| error(&e))?;
+                if let Some(clock) = &mut self.clock {
+                    clock.moved(2 * bytes);
+                }
             }
             Command::Fill { dst, pattern, pattern_bytes, bytes } => {
                 self.machine.fill(dst, &pattern[..pattern_bytes], bytes).map_err(|e| error(&e))?;
+                if let Some(clock) = &mut self.clock {
+                    clock.moved(bytes);
+                }
             }
             Command::Host(work) => work(&Reach { machine: &self.machine, error: &error })?,
             Command::Launch { op, function, grid, block, dynamic_lds, args } => {
                 let dispatch = hk_emu::Dispatch { grid, block, dynamic_lds, args: &args };
                 let (module, name) = (&function.module, &function.name);
-                let executed = if self.details {
+                let mut executed = Executed::default();
+                if let Some(clock) = &mut self.clock {
+                    clock.launch(&self.machine, module, name, &dispatch, details, &mut executed);
+                }
+                let profiled = details && self.clock.is_none();
+                let launched = if self.clock.as_ref().is_some_and(clock::Clock::sampled) {
+                    Ok(())
+                } else if profiled {
                     let profile = self.machine.profile(module, name, &dispatch);
-                    profile.map(|p| Executed { counters: p.counters, profile: Some(p) })
+                    profile.map(|p| (executed.counters, executed.profile) = (p.counters, Some(p)))
                 } else {
                     let counters = self.machine.launch(module, name, &dispatch);
-                    counters.map(|counters| Executed { counters, profile: None })
+                    counters.map(|counters| executed.counters = counters)
                 };
-                return executed.map_err(|fault| failure(format!("{op}: {fault}"), Some(fault)));
+                launched.map_err(|fault| failure(format!("{op}: {fault}"), Some(fault)))?;
+                return Ok(executed);
             }
         }
         Ok(Executed::default())
@@ -505,6 +549,7 @@ impl Driver for Emu {
             spec: self.info.spec.clone(),
             delay: self.delay,
             details: self.details,
+            clock: self.clock.map(clock::Clock::new),
         };
         std::thread::Builder::new()
             .name("hk-emu stream".into())
@@ -519,6 +564,21 @@ impl Driver for Emu {
 
     fn malloc(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
         self.machine.alloc(bytes, ALIGN, &label.to_string()).map_err(|e| self.error(e))
+    }
+
+    fn malloc_shared(&self, _: &Handle, bytes: u64, label: &dyn Display) -> Result<u64> {
+        let label = label.to_string();
+        // What other processes can open is for Linux.
+        let shared = self.machine.alloc_shared(bytes, ALIGN, &label);
+        shared.or_else(|_| self.machine.alloc_zeroed(bytes, ALIGN, &label)).map_err(|e| self.error(e))
+    }
+
+    fn export(&self, addr: u64) -> Result<[u8; RAW_BYTES]> {
+        self.machine.export(addr).map(MemoryHandle::to_bytes).map_err(|e| self.error(e))
+    }
+
+    fn import(&self, handle: &[u8; RAW_BYTES]) -> Result<u64> {
+        self.machine.import(MemoryHandle::from_bytes(*handle)).map_err(|e| self.error(e))
     }
 
     fn free(&self, stream: &Handle, addr: u64) {
@@ -605,8 +665,16 @@ impl Driver for Emu {
     }
 
     fn elapsed(&self, from: &Handle, to: &Handle) -> Result<Duration> {
-        let at = |event: &Handle| event.get::<Arc<EmuEvent>>().wait().at;
-        at(to).checked_duration_since(at(from)).ok_or_else(|| {
+        let [from, to] = [from, to].map(|event| event.get::<Arc<EmuEvent>>().wait());
+        let elapsed = match (&from.modelled, &to.modelled) {
+            (Some(from), Some(to)) => clock::elapsed(from, to).map_err(|reason| Error::Unsupported {
+                op: "Event::elapsed_since",
+                what: self.info.spec.clone(),
+                reason,
+            })?,
+            _ => to.at.checked_duration_since(from.at),
+        };
+        elapsed.ok_or_else(|| {
             Error::argument(
                 "Event::elapsed_since",
                 "earlier",
@@ -666,5 +734,10 @@ impl Driver for Emu {
 
     fn take_profiles(&self, stream: &Handle) -> Result<Vec<Profile>> {
         Ok(std::mem::take(&mut stream.get::<EmuStream>().finish()?.profiles))
+    }
+
+    #[cfg(feature = "time")]
+    fn take_launches(&self, stream: &Handle) -> Result<Vec<crate::Modelled>> {
+        Ok(std::mem::take(&mut stream.get::<EmuStream>().finish()?.launches))
     }
 }

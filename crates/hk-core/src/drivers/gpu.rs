@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::fmt::Display;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 pub(super) const SUCCESS: c_int = 0;
@@ -80,6 +81,13 @@ pub(super) fn zeroed_host(
     // SAFETY: the allocation has these bytes.
     unsafe { host.write_bytes(0, bytes) };
     Ok(host)
+}
+
+/// Takes an address off a list; whether it was there.
+pub(super) fn take(addresses: &Mutex<Vec<u64>>, addr: u64) -> bool {
+    let mut addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = addresses.iter().position(|known| *known == addr);
+    at.map(|at| addresses.swap_remove(at)).is_some()
 }
 
 /// What a driver measured between two events, in milliseconds.

@@ -10,6 +10,7 @@ use super::gpu::{
 use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
 use crate::error::{Error, Result};
+use crate::shared::RAW_BYTES;
 use hk_codeobj::Arch;
 use std::any::Any;
 use std::ffi::{c_int, c_void};
@@ -33,9 +34,16 @@ mod sys {
     pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
     /// Of `hipExtMallocWithFlags`: fine-grained, and not kept in caches.
     pub const MALLOC_UNCACHED: c_uint = 3;
+    /// Of `hipIpcOpenMemHandle`: with peer access to the device of the memory.
+    pub const IPC_LAZY_PEER_ACCESS: c_uint = 1;
     pub const LAUNCH_PARAM_BUFFER_POINTER: usize = 1;
     pub const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
     pub const LAUNCH_PARAM_END: usize = 3;
+
+    /// `hipIpcMemHandle_t`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub struct IpcHandle(pub [u8; 64]);
 
     unsafe extern "C" {
         pub fn hipInit(flags: c_uint) -> c_int;
@@ -65,6 +73,9 @@ mod sys {
 
         pub fn hipMalloc(address: *mut *mut c_void, bytes: usize) -> c_int;
         pub fn hipExtMallocWithFlags(address: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
+        pub fn hipIpcGetMemHandle(handle: *mut IpcHandle, address: *mut c_void) -> c_int;
+        pub fn hipIpcOpenMemHandle(address: *mut *mut c_void, handle: IpcHandle, flags: c_uint) -> c_int;
+        pub fn hipIpcCloseMemHandle(address: *mut c_void) -> c_int;
         pub fn hipFree(address: *mut c_void) -> c_int;
         pub fn hipMallocAsync(address: *mut *mut c_void, bytes: usize, stream: hipStream_t) -> c_int;
         pub fn hipFreeAsync(address: *mut c_void, stream: hipStream_t) -> c_int;
@@ -141,6 +152,8 @@ pub(super) struct Hip {
     pools: bool,
     /// What `malloc_shared` gave: no memory of a pool.
     shared: Mutex<Vec<u64>>,
+    /// What `import` gave.
+    imported: Mutex<Vec<u64>>,
 }
 
 /// A foreign object and how it is released. The runtime's handles may be used from any thread.
@@ -247,7 +260,13 @@ impl Hip {
             driver: "hip",
         };
         let pools = read_attribute(spec, ordinal, Attribute::hipDeviceAttributeMemoryPoolsSupported);
-        Ok(Self { ordinal, info, pools: pools.is_ok_and(|p| p != 0), shared: Mutex::default() })
+        Ok(Self {
+            ordinal,
+            info,
+            pools: pools.is_ok_and(|p| p != 0),
+            shared: Mutex::default(),
+            imported: Mutex::default(),
+        })
     }
 
     /// Makes the device current on this thread.
@@ -389,12 +408,35 @@ impl Driver for Hip {
         Ok(address)
     }
 
+    fn export(&self, addr: u64) -> Result<[u8; RAW_BYTES]> {
+        self.bind()?;
+        let mut handle = sys::IpcHandle([0; RAW_BYTES]);
+        // SAFETY: valid for the write.
+        let code = unsafe { sys::hipIpcGetMemHandle(&mut handle, pointer(addr)) };
+        self.check("hipIpcGetMemHandle", code).map(|()| handle.0)
+    }
+
+    fn import(&self, handle: &[u8; RAW_BYTES]) -> Result<u64> {
+        self.bind()?;
+        let mut address: *mut c_void = null_mut();
+        let handle = sys::IpcHandle(*handle);
+        // SAFETY: `address` is valid for the write.
+        let code = unsafe { sys::hipIpcOpenMemHandle(&mut address, handle, sys::IPC_LAZY_PEER_ACCESS) };
+        self.check("hipIpcOpenMemHandle", code)?;
+        let address = address as usize as u64;
+        self.imported.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        Ok(address)
+    }
+
     fn free(&self, stream: &Handle, addr: u64) {
-        let shared = {
-            let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-            let at = shared.iter().position(|known| *known == addr);
-            at.map(|at| shared.swap_remove(at)).is_some()
-        };
+        if gpu::take(&self.imported, addr) {
+            // A failure of the work before is reported elsewhere.
+            let _ = self.synchronize(stream);
+            // SAFETY: opened by `import`, and no work uses it any more.
+            unsafe { sys::hipIpcCloseMemHandle(pointer(addr)) };
+            return;
+        }
+        let shared = gpu::take(&self.shared, addr);
         // SAFETY: the address came from `malloc` and is freed once. `hipFree` waits for the device by itself, so both
         // come after all queued work. There is nobody to tell of a failure.
         unsafe {

@@ -20,7 +20,9 @@ pub fn library() -> PathBuf {
 /// A directory with the names by which programs of ROCm 5 to 7, and linkers, look for the runtime.
 pub fn runtime() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"] {
+    let names =
+        ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7", "libhiprtc.so"];
+    for name in names {
         symlink(library(), dir.path().join(name)).unwrap();
     }
     dir
@@ -49,6 +51,11 @@ pub fn clang(args: &[&OsStr]) {
 
 /// Compiles a file of kernels to a code object.
 pub fn code_object(name: &str, target: &str, to: &Path) {
+    code_object_with(name, target, to, &[]);
+}
+
+/// The same with options.
+pub fn code_object_with(name: &str, target: &str, to: &Path, options: &[&str]) {
     let arch = format!("--offload-arch={target}");
     let mut args: Vec<&OsStr> = ["-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-O2"]
         .into_iter()
@@ -57,6 +64,7 @@ pub fn code_object(name: &str, target: &str, to: &Path) {
         .collect();
     let source = source(name);
     args.extend([to.as_os_str(), source.as_os_str()]);
+    args.extend(options.iter().map(OsStr::new));
     clang(&args);
 }
 

@@ -369,6 +369,18 @@ fn sleep(_: &mut Wave, _: &mut Env<'_>, _: &Uop) -> Ctl {
     Ctl::Sleep
 }
 
+/// `s_sendmsg`: an interrupt of the host. Other messages are for graphics and trap handlers.
+fn sendmsg(_: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    const INTERRUPT: u32 = 1;
+    if u.imm as u32 & 0xF != INTERRUPT {
+        return e.fault(Problem::Unsupported { what: "a message that is no interrupt" });
+    }
+    if let Some(interrupt) = e.interrupt {
+        interrupt();
+    }
+    Ctl::Next
+}
+
 fn trap(_: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     e.fault(Problem::Trap { id: u.imm as u32 & 0xFF })
 }
@@ -579,6 +591,7 @@ pub(crate) fn handler(op: Op, extra: &mut u32) -> Option<Handler> {
         Op::S_ENDPGM => Some(end),
         Op::S_BARRIER => Some(barrier),
         Op::S_TRAP => Some(trap),
+        Op::S_SENDMSG => Some(sendmsg),
         Op::S_GETPC_B64 => Some(getpc),
         Op::S_SETPC_B64 => Some(setpc),
         Op::S_SWAPPC_B64 => Some(swappc),

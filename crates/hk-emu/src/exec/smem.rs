@@ -1,12 +1,14 @@
 //! Scalar memory.
 
+use std::time::Duration;
+
 use super::mem::{self, Atomic};
 use super::{Ctl, Env, Handler, Uop, flat};
 use crate::costs::Costs;
 use crate::fault::{Access, Problem};
 use crate::isa::Op;
 use crate::memory::{Allocation, View};
-use crate::wave::Wave;
+use crate::wave::{Poll, Wave};
 
 /// Bits of `Uop::extra` beside the number of words or the packed [`Atomic`]: an offset register is added to the
 /// immediate.
@@ -150,13 +152,35 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
 /// MHz of the counter of `s_memrealtime`.
 const REALTIME_MHZ: u64 = 100;
 
-/// The modelled engine clock. `extra` 1: the constant counter, at the same time; on devices of a node it counts the host's time,
-/// which all of them share.
+/// `extra` of clock reads: the constant counter, and a loop around it that does nothing but wait.
+const CONSTANT_RATE: u32 = 1;
+pub(crate) const WAITS: u32 = 2;
+/// Instructions between two reads in such a loop.
+pub(crate) const POLL_INSTRUCTIONS: u64 = 512;
+/// Clocks that a wave waits instruction by instruction; after them each read advances the clock by a part of the time waited.
+const PATIENCE: u64 = 1 << 14;
+const POLL_STEP: u64 = 128;
+
+/// The modelled engine clock, or the constant counter at the same time; on devices of a node that counts the host's time, which
+/// all of them share. A wave that only waits need not do so instruction by instruction: its clock advances ever faster.
 fn time(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let constant = u.extra & CONSTANT_RATE != 0;
+    let epoch = e.group.epoch.filter(|_| constant);
+    if u.extra & WAITS != 0 && epoch.is_none() {
+        let again = w.poll.index == u.index && w.executed - w.poll.executed <= POLL_INSTRUCTIONS;
+        let since = if again { w.poll.since } else { w.clock };
+        let skip = (w.clock - since).saturating_sub(PATIENCE) / POLL_STEP;
+        w.clock += skip;
+        if let Some((began, start)) = e.group.pace.filter(|_| skip > 0) {
+            let mhz = Costs::of(e.program.arch).engine_mhz;
+            let modelled = Duration::from_nanos((w.clock - start).saturating_mul(1000) / mhz);
+            std::thread::sleep(modelled.saturating_sub(began.elapsed()));
+        }
+        w.poll = Poll { index: u.index, executed: w.executed, since };
+    }
     let modelled = w.clock * REALTIME_MHZ / Costs::of(e.program.arch).engine_mhz;
-    let realtime =
-        e.group.epoch.map_or(modelled, |epoch| epoch.elapsed().as_nanos() as u64 * REALTIME_MHZ / 1000);
-    w.set_s64(u.d as usize, if u.extra == 1 { realtime } else { w.clock });
+    let realtime = epoch.map_or(modelled, |epoch| epoch.elapsed().as_nanos() as u64 * REALTIME_MHZ / 1000);
+    w.set_s64(u.d as usize, if constant { realtime } else { w.clock });
     Ctl::Next
 }
 
@@ -171,7 +195,7 @@ pub(crate) fn handler(op: Op, soffset: bool, returns: bool, extra: &mut u32) -> 
         return Some(nop);
     }
     if matches!(op, Op::S_MEMTIME | Op::S_MEMREALTIME) {
-        *extra = u32::from(op == Op::S_MEMREALTIME);
+        *extra = if op == Op::S_MEMREALTIME { CONSTANT_RATE } else { 0 };
         return Some(time);
     }
     if soffset {

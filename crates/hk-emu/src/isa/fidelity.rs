@@ -61,6 +61,7 @@ impl Op {
             S_GETREG_B32 => {
                 (Fidelity::Approximate, "MODE and XCC_ID are the wave's, of the others what it can observe")
             }
+            S_SENDMSG => (Fidelity::Approximate, "the host serves an interrupt before the wave goes on"),
             S_SLEEP => (Fidelity::Approximate, "64 clocks of the modelled time for each unit"),
             S_SETPRIO | S_WAKEUP => (Fidelity::Approximate, "a hint to the schedule; takes no time"),
             _ if starts(&["V_RCP_F64", "V_RSQ_F64", "V_SQRT_F64"]) => {
@@ -121,8 +122,7 @@ impl Op {
             | DS_GWS_SEMA_RELEASE_ALL
             | DS_GWS_BARRIER => "synchronisation over the device needs a resource that a queue must allot",
             S_RFE_B64 | S_RFE_RESTORE_B64 | S_ENDPGM_SAVED => "only a trap handler may use it",
-            S_SENDMSG | S_SENDMSGHALT => "there is no host process that answers messages",
-            S_SETHALT | S_SETKILL => "there is no debugger that would let the wave go on",
+            S_SENDMSGHALT | S_SETHALT | S_SETKILL => "there is no debugger that would let the wave go on",
             S_ENDPGM_ORDERED_PS_DONE | V_SCREEN_PARTITION_4SE_B32 => "for graphics alone",
             _ => return None,
         })

@@ -1,7 +1,7 @@
 //! Runs chosen workgroups of a launch and records what their waves execute.
 
 use super::*;
-use crate::trace::{BlockTrace, Sample, Tracer};
+use crate::trace::{BlockTrace, Sample, Tracer, Undo};
 
 /// Instructions of a workgroup before another one gets its turn: few, so that the trace of a wave that waits for another
 /// workgroup stays short.
@@ -14,6 +14,8 @@ impl Launch<'_> {
         let mut done: Vec<Option<BlockTrace>> = sample.blocks.iter().map(|_| None).collect();
         let mut suspended: VecDeque<(usize, Group, Tracer)> = VecDeque::new();
         let mut next = 0;
+        // One log: workgroups take turns.
+        let mut undo = Undo::default();
         loop {
             let fresh = next < sample.blocks.len();
             let (at, mut group, mut tracer) = if fresh {
@@ -31,7 +33,10 @@ impl Launch<'_> {
                 taken
             };
             // One that waits for nothing runs to its end.
-            match worker.follow(&mut group, &mut tracer, if fresh { SLICE } else { TURN }) {
+            std::mem::swap(&mut tracer.undo, &mut undo);
+            let outcome = worker.follow(&mut group, &mut tracer, if fresh { SLICE } else { TURN });
+            std::mem::swap(&mut tracer.undo, &mut undo);
+            match outcome {
                 Outcome::Finished => {
                     done[at] = Some(BlockTrace { linear: group.info.linear, waves: tracer.waves });
                     worker.retire(group);
@@ -45,6 +50,7 @@ impl Launch<'_> {
                 Outcome::Suspended | Outcome::Waiting => suspended.push_back((at, group, tracer)),
             }
         }
+        undo.restore(&self.memory);
         let fault = self.fault.lock().unwrap_or_else(|e| e.into_inner()).take();
         match fault {
             Some((_, fault)) => Err(fault),
@@ -63,6 +69,7 @@ impl Worker<'_, '_> {
             memory: &launch.memory,
             lds: &mut group.lds,
             group: &group.info,
+            interrupt: launch.interrupt,
             hits: &mut self.tally.hits,
             hints: &mut self.hints,
             read_bytes: 0,

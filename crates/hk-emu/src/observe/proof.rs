@@ -256,13 +256,14 @@ impl Case<'_> {
             self.global.write_bytes(0, &state.global);
         }
         let view = View::new(vec![self.global], false);
-        let group = GroupInfo { id: [1, 2, 3], linear: 5, gpr_alloc: 0, epoch: None };
+        let group = GroupInfo { id: [1, 2, 3], linear: 5, gpr_alloc: 0, epoch: None, pace: None };
         let n = self.program.uops.len();
         let mut env = Env {
             program: self.program,
             memory: &view,
             lds: &mut state.lds,
             group: &group,
+            interrupt: None,
             hits: &mut vec![0; n],
             hints: &mut vec![0; n],
             read_bytes: 0,

@@ -250,6 +250,8 @@ impl Uninit {
                 memory: e.memory,
                 lds: &mut self.lds,
                 group: e.group,
+                // The wave itself interrupts the host.
+                interrupt: None,
                 hits: &mut [],
                 hints: &mut self.hints,
                 read_bytes: 0,

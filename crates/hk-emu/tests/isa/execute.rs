@@ -84,6 +84,7 @@ fn lacks(op: Op, arch: Arch, fault: &Fault) -> Option<String> {
         "a source that is no vector register",
         "a constant of 128 bits",
         "a join without a fork",
+        "a message that is no interrupt",
     ];
     let refused = op.fidelity(arch).0 == Fidelity::Refused;
     (!refused && !illegal.contains(why)).then(|| format!("{} ({name}): {why}", site.instruction))

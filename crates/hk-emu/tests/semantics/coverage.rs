@@ -37,6 +37,7 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
         ],
     ),
     ("faults.rs", &["S_TRAP"]),
+    ("kernels.rs", &["S_SENDMSG"]),
 ];
 
 /// Executed without a model, and why.

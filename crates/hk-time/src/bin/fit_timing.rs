@@ -2,7 +2,8 @@
 //!
 //! `fit-timing --objects DIR [--rows FILE] [--folds K] [--iterations N] [--cases FILE] [--update]`: `DIR` holds code
 //! objects as `<co_rev>/<co_path>` (`validation/extract.py` makes it). `--cases` writes each launch with its held-out
-//! prediction, `--update` writes `data/fitted.csv`.
+//! prediction, `--update` writes `data/fitted.csv`, `data/errors.csv` and
+//! `docs/timing.svg`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use hk_time::constants::{Values, fitted_csv};
 use hk_time::cu::UNITS;
+use hk_time::error::errors_csv;
 use hk_time::fit::{Case, Slopes, Validation, cases, errors, fit, folds, validate};
 use hk_time::rows::Rows;
 
@@ -92,6 +94,13 @@ fn run() -> Result<(), String> {
     });
     println!("Held-out error, median / 90th percentile in %, {k} folds by code object:\n");
     println!("{}", validation.table(&cases));
+    if update {
+        let path = data.join("../../../docs/timing.svg");
+        std::fs::write(&path, validation.figure(&cases)).map_err(|e| format!("{}: {e}", path.display()))?;
+        let path = data.join("errors.csv");
+        std::fs::write(&path, errors_csv(&validation.errors(&cases)))
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
     let [pairs, right] = validation.ranking(&cases);
     println!("Pairs of one shape that differ by more than 10 %: {pairs}, ranked right: {right}.");
     if let Some(path) = &listed {

@@ -84,6 +84,11 @@ impl Part {
         self.hbm.value * values.get(reach)
     }
 
+    /// Microseconds of a fill or a copy on the device that moves so many bytes.
+    pub fn stream_us(&self, bytes: f64, values: &Values) -> f64 {
+        values.get(C::Launch) + bytes / (self.hbm_reached(values) * 1e3)
+    }
+
     /// Engine clock without matrix duty, MHz.
     pub fn clock_mhz(&self, values: &Values) -> f64 {
         self.clock.map_or(self.peak_mhz.value, |c| values.get(c))

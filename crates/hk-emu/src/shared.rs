@@ -1,0 +1,244 @@
+//! Memory of several processes: its names, and its mappings.
+
+/// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) for other processes of the same host, as bytes. As long as
+/// `hipIpcMemHandle_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MemoryHandle([u8; Self::BYTES]);
+
+impl MemoryHandle {
+    /// Its size.
+    pub const BYTES: usize = 64;
+
+    /// From what [`to_bytes`](Self::to_bytes) gave.
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        self.0
+    }
+}
+
+/// What a handle says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The process that has the memory, and its descriptor of it.
+    pub process: u32,
+    descriptor: u32,
+    /// Which file that is: processes and descriptors are used again.
+    device: u64,
+    inode: u64,
+    /// Bytes of the allocation.
+    pub bytes: u64,
+}
+
+const MAGIC: [u8; 8] = *b"hk-emu-1";
+
+impl Origin {
+    pub fn handle(self) -> MemoryHandle {
+        let mut bytes = [0; MemoryHandle::BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        let numbers =
+            [self.process.into(), self.descriptor.into(), self.device, self.inode, self.bytes].into_iter();
+        for (to, number) in bytes[8..].chunks_exact_mut(8).zip(numbers) {
+            to.copy_from_slice(&u64::to_le_bytes(number));
+        }
+        MemoryHandle(bytes)
+    }
+
+    /// `None` for bytes that no handle has.
+    pub fn new(handle: MemoryHandle) -> Option<Origin> {
+        let (numbers, _) = handle.0[8..].as_chunks::<8>();
+        let number = |i: usize| numbers.get(i).map(|bytes| u64::from_le_bytes(*bytes));
+        let narrow = |i| number(i).and_then(|number| u32::try_from(number).ok());
+        let own = Origin {
+            process: narrow(0)?,
+            descriptor: narrow(1)?,
+            device: number(2)?,
+            inode: number(3)?,
+            bytes: number(4)?,
+        };
+        (handle.0[..8] == MAGIC).then_some(own)
+    }
+}
+
+pub(crate) use mapping::{Mapping, is_alive};
+
+#[cfg(target_os = "linux")]
+mod mapping {
+    use super::Origin;
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::unix::fs::MetadataExt;
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+    /// A file in memory and a mapping of it: the words of the allocation, then a word that is the lock of [`exclusive`](Self::exclusive).
+    pub struct Mapping {
+        file: File,
+        start: NonNull<AtomicU32>,
+        bytes: u64,
+        /// The process that made it, unless it is this one.
+        owner: Option<u32>,
+    }
+
+    /// Where the lock is.
+    fn lock_at(bytes: u64) -> Option<u64> {
+        bytes.checked_next_multiple_of(64)
+    }
+
+    fn file_bytes(bytes: u64) -> io::Result<usize> {
+        let bytes = lock_at(bytes).and_then(|at| at.checked_add(64)).and_then(|n| isize::try_from(n).ok());
+        bytes.map(isize::unsigned_abs).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    impl Mapping {
+        pub fn new(bytes: u64) -> io::Result<Mapping> {
+            let len = file_bytes(bytes)?;
+            // SAFETY: a C string.
+            let descriptor = unsafe { libc::memfd_create(c"hk-emu".as_ptr(), libc::MFD_CLOEXEC) };
+            if descriptor < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: new, and nobody else's.
+            let file = unsafe { File::from_raw_fd(descriptor) };
+            file.set_len(len as u64)?;
+            Mapping::map(file, bytes, None)
+        }
+
+        pub fn open(origin: &Origin) -> io::Result<Mapping> {
+            let &Origin { process, descriptor, device, inode, bytes } = origin;
+            let len = file_bytes(bytes)?;
+            let path = format!("/proc/{process}/fd/{descriptor}");
+            let file = File::options().read(true).write(true).open(path)?;
+            let metadata = file.metadata()?;
+            if (metadata.dev(), metadata.ino(), metadata.len()) != (device, inode, len as u64) {
+                return Err(io::Error::new(io::ErrorKind::NotFound, "it has been freed"));
+            }
+            Mapping::map(file, bytes, Some(process))
+        }
+
+        fn map(file: File, bytes: u64, owner: Option<u32>) -> io::Result<Mapping> {
+            let len = file_bytes(bytes)?;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a new mapping, which overlaps with nothing of this process. The file has these bytes and keeps them.
+            let start = unsafe {
+                libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+            };
+            if start == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+            Ok(Mapping { file, start, bytes, owner })
+        }
+
+        pub fn start(&self) -> NonNull<AtomicU32> {
+            self.start
+        }
+
+        pub fn words(&self) -> usize {
+            self.bytes.div_ceil(4) as usize
+        }
+
+        pub fn owner(&self) -> Option<u32> {
+            self.owner
+        }
+
+        pub fn origin(&self) -> Option<Origin> {
+            let metadata = self.file.metadata().ok().filter(|_| self.owner.is_none())?;
+            Some(Origin {
+                process: std::process::id(),
+                descriptor: self.file.as_raw_fd().unsigned_abs(),
+                device: metadata.dev(),
+                inode: metadata.ino(),
+                bytes: self.bytes,
+            })
+        }
+
+        pub fn exclusive<T>(&self, act: impl FnOnce() -> T) -> T {
+            let at = lock_at(self.bytes).unwrap_or_default() as usize;
+            // SAFETY: the word behind those of the allocation, see `file_bytes`.
+            let lock = unsafe { self.start.byte_add(at).as_ref() };
+            let own = std::process::id();
+            for turn in 1u32.. {
+                match lock.compare_exchange(0, own, SeqCst, SeqCst) {
+                    Ok(_) => break,
+                    // A process that ended with the lock does not need it any more.
+                    Err(holder) if turn % 1024 == 0 && !is_alive(holder) => {
+                        if lock.compare_exchange(holder, own, SeqCst, SeqCst).is_ok() {
+                            break;
+                        }
+                    }
+                    Err(_) => std::thread::yield_now(),
+                }
+            }
+            let result = act();
+            lock.store(0, SeqCst);
+            result
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            let len = file_bytes(self.bytes).unwrap_or_default();
+            // SAFETY: mapped by `map` with this length, and nothing refers to it any more.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), len) };
+        }
+    }
+
+    /// Whether a process runs. One that has ended and is not waited for has no program any more.
+    pub fn is_alive(process: u32) -> bool {
+        std::fs::read_link(format!("/proc/{process}/exe")).is_ok()
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod mapping {
+    use super::Origin;
+    use std::io;
+    use std::ptr::NonNull;
+    use std::sync::atomic::AtomicU32;
+
+    /// There is none.
+    pub enum Mapping {}
+
+    fn unsupported() -> io::Error {
+        io::Error::new(io::ErrorKind::Unsupported, "device memory of several processes is for Linux")
+    }
+
+    impl Mapping {
+        pub fn new(_: u64) -> io::Result<Mapping> {
+            Err(unsupported())
+        }
+
+        pub fn open(_: &Origin) -> io::Result<Mapping> {
+            Err(unsupported())
+        }
+
+        pub fn start(&self) -> NonNull<AtomicU32> {
+            match *self {}
+        }
+
+        pub fn words(&self) -> usize {
+            match *self {}
+        }
+
+        pub fn owner(&self) -> Option<u32> {
+            match *self {}
+        }
+
+        pub fn origin(&self) -> Option<Origin> {
+            match *self {}
+        }
+
+        pub fn exclusive<T>(&self, _: impl FnOnce() -> T) -> T {
+            match *self {}
+        }
+    }
+
+    pub fn is_alive(_: u32) -> bool {
+        false
+    }
+}
