@@ -7,6 +7,7 @@
 #include <hk/mma.h>
 #include <hk/quant.h>
 #include <hk/types.h>
+#include <hk/wave_tile.h>
 
 namespace attention::decode {
 
@@ -79,6 +80,32 @@ template <class T>
 using BytesFp8 = Bytes<T, hk::kMmaFp8Type>;
 template <class T>
 using BytesI8 = Bytes<T, hk::QuantType::I8>;
+
+/// Probabilities in f16, 2^7 times as large: up to 2^15 where OnlineSoftmax lets them grow to 2^8 times the base, and down to 2^-31 of it.
+struct LiftedHalf {};
+inline constexpr float kHalfLift = 7.0f;
+
+/// int8 values as f16 operands without a conversion: v + 128, unsigned, in the low byte is a subnormal number, so many units of 2^-24.
+/// One v_perm takes a byte of each of two keys. Matrix instructions keep subnormals. What 128 adds, one MFMA with kOffset takes away: it
+/// sums the probabilities as they were rounded.
+struct OffsetValues {
+    using Element = hk::f16;
+    using Probability = LiftedHalf;
+    static constexpr u32 kOffset = 0x80808080u;  // two times -128 units of f16
+    static constexpr float kUnit = 0x1p17f;  // values over outputs: 2^24, and LiftedHalf
+
+    static constexpr u32 kFlip = 0x80808080u;  // from v to v + 128
+
+    /// Byte 2 half + i of `a` and of `b`, which are flipped.
+    HK_FN static void across([[maybe_unused]] u32 a, [[maybe_unused]] u32 b, [[maybe_unused]] int half,
+                             [[maybe_unused]] u32 (&pairs)[2]) {
+#if defined(HK_AMD)
+        constexpr u32 kZero = 0x0c000c00u, kOfB = 0x40000u;
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) pairs[i] = __builtin_amdgcn_perm(b, a, kZero + kOfB + (2 * half + i) * 0x10001u);
+#endif
+    }
+};
 
 template <bool kInts>
 struct ElementOf {
@@ -181,3 +208,9 @@ struct SplitQuery {
 };
 
 }  // namespace attention::decode
+
+namespace hk {
+/// As if they lost their last bits: sums() takes the lift back.
+template <>
+inline constexpr float kCutBits<attention::decode::LiftedHalf> = attention::decode::kHalfLift;
+}  // namespace hk

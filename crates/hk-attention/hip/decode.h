@@ -131,7 +131,7 @@ class StepWalk {
                 windows.k_scale[i] = k_scale_.window(entry_[i], token, there && row < end_, rows);
                 windows.v_scale[i] = v_scale_.window(entry_[i], token, there && row < end_, rows);
             }
-            windows.missing |= !there && row < end_ ? 1u << i : 0;
+            windows.missing |= (u32(!there) & u32(row < end_)) << i;
         }
         row_ += kKeysOfBlock;
         look_up();
@@ -179,6 +179,18 @@ struct QuerySplitOf<From, T> {
     using Type = SplitQuery<T, From::kQuant>;
 };
 
+/// Which operands values are. Factors of tokens are a part of the probabilities: they may take these out of the range of f16. Pieces and
+/// several tiles of rows have no registers for the sum of what is to be taken away.
+template <class From, class T, int kM>
+struct ValuesOf : From {
+    using Element = T;
+    using Probability = T;
+};
+template <class From, class T>
+    requires(hk::kRowsPerLane == 1 && !kTokenScales<From> && !kOfPieces<From> &&
+             requires { requires From::kQuant == hk::QuantType::I8; })
+struct ValuesOf<From, T, 1> : OffsetValues {};
+
 /// Registers of sm_90 hold one tile of rows.
 template <int kTiles>
 inline constexpr int kTilesOfTarget = hk::kRowsPerLane == 1 ? kTiles : 1;
@@ -191,6 +203,9 @@ class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
     using Mma = hk::FragMma<T, T, kDim>;
+    using Values = ValuesOf<From, T, kM>;
+    using MmaOfValues = hk::FragMma<typename Values::Element, typename Values::Element, kDim>;
+    static constexpr bool kOffset = requires { Values::kOffset; };
     using QuerySplit = typename QuerySplitOf<From, T>::Type;
     using Places = hk::AccLayout<kDim>;
     using Run = Runs<kBytes, kDim>;
@@ -270,8 +285,8 @@ class Decode {
     hk::Frag q_[kQueriesInLds ? 1 : kM][kQFrags];
     float unit_[kM];  // kSplit: of the lane's row of each tile
     hk::WaveTile<Mma, kStep, kDim> s_[kM];
-    hk::WaveTile<Mma, kD, kDim> o_[kM];
-    OnlineSoftmax<kDim, T> softmax_[kM];
+    hk::WaveTile<MmaOfValues, kD + (kOffset ? kDim : 0), kDim> o_[kM];  // kOffset: at last, what is to be added to all
+    OnlineSoftmax<kDim, typename Values::Probability> softmax_[kM];
     float scale_;  // of products, beside the unit; in units of log2, unless scores are made one by one
     bool one_by_one_;
     // Of the lane's rows. Those of many tiles are computed where they are needed: in edge steps, and scores made one by one.
@@ -656,6 +671,7 @@ class Decode {
                 for (int w = 0; w < kRaw; ++w) {
                     if constexpr (kShare == 1) {
                         raw[i][w] = key[w / 4][w % 4];
+                        if constexpr (kOffset) raw[i][w] ^= Values::kFlip;
                     } else {
                         u32 low = key[0][w], high = key[0][w + kRaw];
                         exchange_halves(low, high);
@@ -673,6 +689,18 @@ class Decode {
         if constexpr (kScales) return hk::transpose_lanes<8>(low, high);
         constexpr int kRotateRow8 = 0x128, kUpperBanks = 0xc, kLowerBanks = 0x3;
         const u32 own = low;
+        if constexpr (kOffset) {
+            // Flipped with what they keep: the exclusive or that adds the other lane's half is the move's.
+            u32 upper = hk::lane_id() & 8 ? ~0u : 0;
+            asm("" : "+v"(upper));  // bits: selects are an instruction more
+            const u32 from_high = u32(__builtin_amdgcn_update_dpp(0, int(high), kRotateRow8, 0xf, kUpperBanks, false));
+            const u32 from_low = u32(__builtin_amdgcn_update_dpp(0, int(own), kRotateRow8, 0xf, kLowerBanks, false));
+            u32 kept_low = (own & ~upper) ^ Values::kFlip, kept_high = (high & upper) ^ Values::kFlip;
+            asm(""
+                : "+v"(kept_low), "+v"(kept_high));  // else its operation takes the exclusive or, and the move is alone
+            low = from_high ^ kept_low, high = from_low ^ kept_high;
+            return;
+        }
         low = u32(__builtin_amdgcn_update_dpp(int(low), int(high), kRotateRow8, 0xf, kUpperBanks, false));
         high = u32(__builtin_amdgcn_update_dpp(int(high), int(own), kRotateRow8, 0xf, kLowerBanks, false));
 #else
@@ -693,7 +721,7 @@ class Decode {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 u32 pairs[2];
-                From::across(columns.key[2 * i][j / 4], columns.key[2 * i + 1][j / 4], j % 4 / 2, pairs);
+                Values::across(columns.key[2 * i][j / 4], columns.key[2 * i + 1][j / 4], j % 4 / 2, pairs);
                 column[0][i] = pairs[0], column[1][i] = pairs[1];
             }
         }
@@ -823,9 +851,16 @@ class Decode {
     }
 
     HK_FN void multiply_values(const V &v) {
-        decltype(s_[0].template as_operand<T, true>(0)) p[kM];
+        using Element = typename Values::Element;
+        decltype(s_[0].template as_operand<Element, true>(0)) p[kM];
 #pragma unroll
-        for (int m = 0; m < kM; ++m) p[m] = s_[m].template as_operand<T, true>(0);
+        for (int m = 0; m < kM; ++m) {
+            p[m] = s_[m].template as_operand<Element, true>(0);
+            if constexpr (kOffset) {
+                const hk::Frag offset = Values::kOffset;
+                o_[m].acc[0][kCols] = MmaOfValues::mma(&offset, &p[m].frag[0], o_[m].acc[0][kCols]);
+            }
+        }
         if constexpr (kPieces) {
 #pragma unroll
             for (int half = 0; half < kBytes % 2 + 1; ++half) {
@@ -856,7 +891,8 @@ class Decode {
                 for (u32 e = 0; e < 2; ++e) {
                     const hk::Frag w = hk::joined(hk::per_row([&](u32 r) { return column[r][e]; }));
 #pragma unroll
-                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j + e] = Mma::mma(&w, &p[m].frag[0], o_[m].acc[0][j + e]);
+                    for (int m = 0; m < kM; ++m)
+                        o_[m].acc[0][j + e] = MmaOfValues::mma(&w, &p[m].frag[0], o_[m].acc[0][j + e]);
                 }
             }
         }
@@ -959,6 +995,10 @@ class Decode {
         for (u32 i = 0; i < kM * kOwn; ++i) {
             const u32 m = i / kOwn, r = i % kOwn, row = m * kDim + hk::row_of_lane<kDim>(lane, r);
             const float factor = weight(lds_.sums[hk::wave_id()][row][0], base_of(row));
+            if constexpr (kOffset) {
+#pragma unroll
+                for (int j = 0; j < kCols; ++j) o_[m].acc[0][j] += o_[m].acc[0][kCols];
+            }
             map_pairs(o_[m], r, [&](int, Vec<float, 2> pair) { return pair * factor; });
         }
     }
@@ -1051,7 +1091,8 @@ class Decode {
         }
         put_sums();
         const Params &p = params();
-        const float value_scale = cache_scale(p.cache.v);
+        float value_scale = cache_scale(p.cache.v);
+        if constexpr (kOffset) value_scale *= Values::kUnit;
         // hk::uniform: else the compiler selects one of two addresses, and the split is in memory.
         const bool merges = d_.tickets != 0, alone = (merges ? hk::uniform(split_.parts) : p.splits.count) == 1;
         const u32 tiles = kM == 1 ? 1 : hk::uniform((rows_used(p) + kDim - 1) / kDim);
