@@ -109,6 +109,11 @@ fn child_uses_everything() {
     assert_eq!(stream.download(&shared).unwrap(), [0; 3]);
     stream.fill(&mut shared, 7).unwrap();
     assert_eq!(stream.download(&shared).unwrap(), [7; 3]);
+    let handle = stream.export_shared(&shared).unwrap();
+    // SAFETY: the buffer of the handle is dropped later.
+    let opened = unsafe { stream.import_shared::<i32>(&handle) }.unwrap();
+    assert_eq!(stream.download(&opened).unwrap(), [7; 3]);
+    drop(opened);
 
     let mut wide = stream.alloc_zeroed::<i64>(3).unwrap();
     stream.fill(&mut wide, -2).unwrap();
