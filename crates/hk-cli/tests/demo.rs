@@ -1,10 +1,7 @@
 //! `hk demo` and `hk status`, run as a user runs them.
 
-use std::process::{Command, Output};
-
-fn hk(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hk")).args(args).output().unwrap()
-}
+use crate::program::hk;
+use std::process::Output;
 
 fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()

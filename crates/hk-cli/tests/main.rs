@@ -4,6 +4,7 @@ mod demo;
 mod exec;
 mod fuzz;
 mod law;
+mod program;
 mod run;
 mod show;
 mod tables;

@@ -1,30 +1,11 @@
 //! `hk devices`, `hk list`, `hk inspect`, and what the README says of them.
 
+use crate::program::{fails, text};
 use hk_core::Arch;
-use std::process::{Command, Output};
-
-fn hk(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hk")).args(args).output().unwrap()
-}
-
-#[track_caller]
-fn text(args: &[&str]) -> String {
-    let output = hk(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 #[track_caller]
 fn json(args: &[&str]) -> Vec<serde_json::Value> {
     serde_json::from_str(&text(args)).unwrap()
-}
-
-#[track_caller]
-fn fails(args: &[&str], status: i32, part: &str) {
-    let output = hk(args);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{error}");
-    assert!(error.contains(part), "{error}");
 }
 
 #[test]

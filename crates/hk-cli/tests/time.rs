@@ -1,24 +1,15 @@
 //! `hk time`.
 
-use std::process::{Command, Output};
-
-fn hk(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_hk")).arg("time").args(args).output().unwrap()
-}
+use crate::program;
 
 #[track_caller]
 fn text(args: &[&str]) -> String {
-    let output = hk(args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    program::text(&[&["time"], args].concat())
 }
 
 #[track_caller]
 fn fails(args: &[&str], status: i32, part: &str) {
-    let output = hk(args);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{error}");
-    assert!(error.contains(part), "{error}");
+    program::fails(&[&["time"], args].concat(), status, part);
 }
 
 #[test]

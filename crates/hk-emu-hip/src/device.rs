@@ -254,28 +254,24 @@ fn synchronize() -> Result {
     device.check()
 }
 
-fn likeness(alike: &[bool]) -> usize {
-    alike.iter().filter(|alike| **alike).count()
-}
-
-/// The first of the devices that are most like what is wanted.
-fn choose(chosen: *mut c_int, likeness: impl Fn(&Device) -> usize) -> Result {
-    let best = runtime().devices.iter().rev().max_by_key(|device| likeness(device));
-    put(chosen, best.ok_or(HipError::NO_DEVICE)?.ordinal as c_int)
-}
-
-fn choose_r0000(device: *mut c_int, wanted: *const PropertiesR0000) -> Result {
-    let w = get(wanted)?;
-    choose(device, |d| {
-        let p = d.properties_r0000();
-        likeness(&[
-            p.name == w.name,
-            p.gcn_arch_name == w.gcn_arch_name,
-            (p.major, p.minor) == (w.major, w.minor),
-            p.total_global_mem >= w.total_global_mem,
-            p.multi_processor_count >= w.multi_processor_count,
-        ])
-    })
+/// The first of the devices that are most like what is wanted; either form of the properties.
+macro_rules! choose {
+    ($chosen:expr, $wanted:expr, $properties:ident) => {{
+        let w = get($wanted)?;
+        let likeness = |device: &&Device| {
+            let p = device.$properties();
+            let alike = [
+                p.name == w.name,
+                p.gcn_arch_name == w.gcn_arch_name,
+                (p.major, p.minor) == (w.major, w.minor),
+                p.total_global_mem >= w.total_global_mem,
+                p.multi_processor_count >= w.multi_processor_count,
+            ];
+            alike.into_iter().filter(|alike| *alike).count()
+        };
+        let best = runtime().devices.iter().rev().max_by_key(likeness);
+        put($chosen, best.ok_or(HipError::NO_DEVICE)?.ordinal as c_int)
+    }};
 }
 
 /// Frees everything that the program made on a device, and clears the failure of a kernel.
@@ -300,21 +296,14 @@ api! {
         runtime().current().map(drop)
     }
 
-    fn hipChooseDevice(device: *mut c_int, wanted: *const PropertiesR0000) { choose_r0000(device, wanted) }
-    fn hipChooseDeviceR0000(device: *mut c_int, wanted: *const PropertiesR0000) { choose_r0000(device, wanted) }
-
+    fn hipChooseDevice(device: *mut c_int, wanted: *const PropertiesR0000) {
+        choose!(device, wanted, properties_r0000)
+    }
+    fn hipChooseDeviceR0000(device: *mut c_int, wanted: *const PropertiesR0000) {
+        choose!(device, wanted, properties_r0000)
+    }
     fn hipChooseDeviceR0600(device: *mut c_int, wanted: *const PropertiesR0600) {
-        let w = get(wanted)?;
-        choose(device, |d| {
-            let p = d.properties();
-            likeness(&[
-                p.name == w.name,
-                p.gcn_arch_name == w.gcn_arch_name,
-                (p.major, p.minor) == (w.major, w.minor),
-                p.total_global_mem >= w.total_global_mem,
-                p.multi_processor_count >= w.multi_processor_count,
-            ])
-        })
+        choose!(device, wanted, properties)
     }
 
     fn hipExtGetLinkTypeAndHopCount(a: c_int, b: c_int, link: *mut u32, hops: *mut u32) {

@@ -1,7 +1,7 @@
 //! One launch with its modelled time: what bounds it, what each source line waits for, and its waves over time.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hk_emu::{Dispatch, Machine, Module};
 use serde_json::{Value, json};
@@ -23,6 +23,8 @@ pub struct Launch {
     pub prediction: Prediction,
     module: Arc<Module>,
     traced: Traced,
+    /// Made when they are first asked for: a replay of their own.
+    records: OnceLock<Vec<(f64, Record)>>,
 }
 
 /// What a source line, or an instruction without one, costs the waves.
@@ -60,7 +62,8 @@ impl Launch {
         };
         let prediction = traced.time(Values::fitted());
         let &Dispatch { grid, block, .. } = dispatch;
-        Ok(Launch { kernel: kernel.to_owned(), grid, block, prediction, module: module.clone(), traced })
+        let (kernel, module, records) = (kernel.to_owned(), module.clone(), OnceLock::new());
+        Ok(Launch { kernel, grid, block, prediction, module, traced, records })
     }
 
     /// The part.
@@ -73,8 +76,8 @@ impl Launch {
         self.traced.sampled
     }
 
-    fn records(&self) -> Vec<(f64, Record)> {
-        self.traced.records(Values::fitted(), &self.prediction)
+    fn records(&self) -> &[(f64, Record)] {
+        self.records.get_or_init(|| self.traced.records(Values::fitted(), &self.prediction))
     }
 
     /// Wave clocks by source line, the most expensive first.
@@ -129,7 +132,7 @@ impl Launch {
         let name = format!("{}, {}, {}", self.kernel, part.name, part.error());
         let mut events =
             vec![json!({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})];
-        let Some((_, record)) = self.records().into_iter().next() else { return events };
+        let Some((_, record)) = self.records().first() else { return events };
         let mut texts: BTreeMap<u32, String> = BTreeMap::new();
         for slice in &record.slices {
             let text = texts.entry(slice.step).or_insert_with(|| self.traced.program().text(slice.step));
