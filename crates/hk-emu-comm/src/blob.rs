@@ -1,6 +1,6 @@
 //! Bytes of a rank for others: in memory of the process, or, for other processes, in a file in memory.
 
-use std::fs::File;
+use hk_emu::{FilePlace, MemoryFile};
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -12,18 +12,8 @@ pub(crate) struct Blob(Arc<Payload>);
 #[derive(Debug)]
 struct Payload {
     bytes: OnceLock<Arc<[u8]>>,
-    file: OnceLock<File>,
+    file: OnceLock<MemoryFile>,
     len: usize,
-}
-
-/// Where another process finds a blob: its descriptor of the file, and which file that is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub process: u64,
-    pub descriptor: u64,
-    pub device: u64,
-    pub inode: u64,
-    pub len: u64,
 }
 
 impl From<Vec<u8>> for Blob {
@@ -65,97 +55,26 @@ impl Blob {
         }
         let mut bytes = vec![0; self.0.len];
         if let Some(file) = self.0.file.get() {
-            memory::read(file, &mut bytes)?;
+            file.read(&mut bytes)?;
         }
         Ok(Arc::clone(self.0.bytes.get_or_init(|| bytes.into())))
     }
 
     /// Where another process finds them as long as this one keeps the blob.
-    pub fn place(&self) -> io::Result<Place> {
-        let file = match self.0.file.get() {
-            Some(file) => file,
-            None => {
-                let file = memory::file(&self.bytes()?)?;
-                self.0.file.get_or_init(|| file)
-            }
-        };
-        memory::place(file, self.0.len as u64)
+    pub fn place(&self) -> io::Result<FilePlace> {
+        if let Some(file) = self.0.file.get() {
+            return file.place();
+        }
+        let file = MemoryFile::new(self.0.len as u64)?;
+        file.write(&self.bytes()?, 0)?;
+        self.0.file.get_or_init(|| file).place()
     }
 
     /// What another process has.
-    pub fn open(place: &Place) -> io::Result<Self> {
-        let file = memory::open(place)?;
-        let len = usize::try_from(place.len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    pub fn open(place: &FilePlace) -> io::Result<Self> {
+        let file = MemoryFile::open(place)?;
+        let len = usize::try_from(place.bytes()).map_err(|_| io::ErrorKind::OutOfMemory)?;
         Ok(Self(Arc::new(Payload { bytes: OnceLock::new(), file: file.into(), len })))
-    }
-}
-
-#[cfg(target_os = "linux")]
-mod memory {
-    use super::Place;
-    use std::fs::File;
-    use std::io;
-    use std::os::fd::{AsRawFd, FromRawFd};
-    use std::os::unix::fs::{FileExt, MetadataExt};
-
-    pub fn file(bytes: &[u8]) -> io::Result<File> {
-        // SAFETY: a C string.
-        let descriptor = unsafe { libc::memfd_create(c"hk-emu-comm".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: new, and nobody else's.
-        let file = unsafe { File::from_raw_fd(descriptor) };
-        file.write_all_at(bytes, 0)?;
-        Ok(file)
-    }
-
-    pub fn read(file: &File, bytes: &mut [u8]) -> io::Result<()> {
-        file.read_exact_at(bytes, 0)
-    }
-
-    pub fn place(file: &File, len: u64) -> io::Result<Place> {
-        let metadata = file.metadata()?;
-        Ok(Place {
-            process: std::process::id().into(),
-            descriptor: file.as_raw_fd().unsigned_abs().into(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            len,
-        })
-    }
-
-    pub fn open(place: &Place) -> io::Result<File> {
-        let &Place { process, descriptor, device, inode, len } = place;
-        let file = File::open(format!("/proc/{process}/fd/{descriptor}"))?;
-        let metadata = file.metadata()?;
-        if (metadata.dev(), metadata.ino(), metadata.len()) != (device, inode, len) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "another file is there"));
-        }
-        Ok(file)
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod memory {
-    use super::Place;
-    use std::fs::File;
-    use std::io;
-
-    pub fn file(_: &[u8]) -> io::Result<File> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub fn read(_: &File, _: &mut [u8]) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub fn place(_: &File, _: u64) -> io::Result<Place> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub fn open(_: &Place) -> io::Result<File> {
-        Err(io::ErrorKind::Unsupported.into())
     }
 }
 
@@ -168,10 +87,14 @@ mod tests {
         let blob = Blob::from(vec![7u8; 10_000]);
         let place = blob.place().unwrap();
         let other = Blob::open(&place).unwrap();
-        assert_eq!((other.len(), other.place().unwrap().inode), (10_000, place.inode));
+        let inode = |place: &FilePlace| place.numbers()[3];
+        assert_eq!((other.len(), inode(&other.place().unwrap())), (10_000, inode(&place)));
         assert_eq!(other, blob);
-        assert!(Blob::open(&Place { len: 9_999, ..place }).is_err());
-        assert!(Blob::open(&Place { inode: place.inode + 1, ..place }).is_err());
+        for (at, wrong) in [(4, 9_999), (3, inode(&place) + 1)] {
+            let mut numbers = place.numbers();
+            numbers[at] = wrong;
+            assert!(Blob::open(&FilePlace::from_numbers(numbers).unwrap()).is_err());
+        }
         drop((blob, other));
         assert!(Blob::open(&place).is_err());
     }

@@ -2,8 +2,9 @@
 //! than a page is in files in memory, which each side opens while the other one waits; the connection says where.
 
 use crate::Failure;
-use crate::blob::{Blob, Place};
+use crate::blob::Blob;
 use crate::hub::{Caller, Request};
+use hk_emu::FilePlace;
 use std::io;
 use std::sync::Arc;
 
@@ -154,16 +155,12 @@ impl<'a> Reader<'a> {
         if ahead.number()? != ELSEWHERE {
             return self.bytes().map(Blob::from);
         }
-        let mut number = || ahead.number();
-        let place = Place {
-            process: number()?,
-            descriptor: number()?,
-            device: number()?,
-            inode: number()?,
-            len: number()?,
-        };
+        let mut place = [0; 5];
+        for number in &mut place {
+            *number = ahead.number()?;
+        }
         self.0 = ahead.0;
-        Blob::open(&place).ok()
+        Blob::open(&FilePlace::from_numbers(place)?).ok()
     }
 
     fn text(&mut self) -> Option<String> {
@@ -185,8 +182,8 @@ fn put_blob(out: &mut Vec<u8>, blob: &Blob) -> io::Result<()> {
         put_bytes(out, &blob.bytes()?);
         return Ok(());
     }
-    let Place { process, descriptor, device, inode, len } = blob.place()?;
-    [ELSEWHERE, process, descriptor, device, inode, len].into_iter().for_each(|number| put(out, number));
+    put(out, ELSEWHERE);
+    blob.place()?.numbers().into_iter().for_each(|number| put(out, number));
     Ok(())
 }
 

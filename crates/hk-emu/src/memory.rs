@@ -550,7 +550,7 @@ impl Memory {
     pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
         let origin = Origin::new(handle)
             .ok_or_else(|| MemoryError::Import("these bytes are no handle of the emulator".into()))?;
-        let Origin { process, bytes, .. } = origin;
+        let (process, bytes) = (origin.process(), origin.bytes);
         if process == std::process::id() {
             return Err(MemoryError::Import("the memory is of this process".into()));
         }

@@ -1,5 +1,7 @@
 //! Memory of several processes: its names, and its mappings.
 
+use crate::file::FilePlace;
+
 /// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) for other processes of the same host, as bytes. As long as
 /// `hipIpcMemHandle_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,26 +25,25 @@ impl MemoryHandle {
 /// What a handle says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The process that has the memory, and its descriptor of it.
-    pub process: u32,
-    descriptor: u32,
-    /// Which file that is: processes and descriptors are used again.
-    device: u64,
-    inode: u64,
+    place: FilePlace,
     /// Bytes of the allocation.
     pub bytes: u64,
 }
 
-const MAGIC: [u8; 8] = *b"hk-emu-1";
+const MAGIC: [u8; 8] = *b"hk-emu-2";
 
 impl Origin {
+    /// The process that has the memory.
+    pub fn process(&self) -> u32 {
+        self.place.process
+    }
+
     pub fn handle(self) -> MemoryHandle {
         let mut bytes = [0; MemoryHandle::BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        let numbers =
-            [self.process.into(), self.descriptor.into(), self.device, self.inode, self.bytes].into_iter();
+        let numbers = self.place.numbers().into_iter().chain([self.bytes]);
         for (to, number) in bytes[8..].chunks_exact_mut(8).zip(numbers) {
-            to.copy_from_slice(&u64::to_le_bytes(number));
+            to.copy_from_slice(&number.to_le_bytes());
         }
         MemoryHandle(bytes)
     }
@@ -50,15 +51,9 @@ impl Origin {
     /// `None` for bytes that no handle has.
     pub fn new(handle: MemoryHandle) -> Option<Origin> {
         let (numbers, _) = handle.0[8..].as_chunks::<8>();
-        let number = |i: usize| numbers.get(i).map(|bytes| u64::from_le_bytes(*bytes));
-        let narrow = |i| number(i).and_then(|number| u32::try_from(number).ok());
-        let own = Origin {
-            process: narrow(0)?,
-            descriptor: narrow(1)?,
-            device: number(2)?,
-            inode: number(3)?,
-            bytes: number(4)?,
-        };
+        let mut numbers = numbers.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        let place = [(); 5].map(|()| numbers.next().unwrap_or_default());
+        let own = Origin { place: FilePlace::from_numbers(place)?, bytes: numbers.next()? };
         (handle.0[..8] == MAGIC).then_some(own)
     }
 }
@@ -68,16 +63,14 @@ pub(crate) use mapping::{Mapping, is_alive};
 #[cfg(target_os = "linux")]
 mod mapping {
     use super::Origin;
-    use std::fs::File;
+    use crate::file::MemoryFile;
     use std::io;
-    use std::os::fd::{AsRawFd, FromRawFd};
-    use std::os::unix::fs::MetadataExt;
     use std::ptr::NonNull;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     /// A file in memory and a mapping of it: the words of the allocation, then a word that is the lock of [`exclusive`](Self::exclusive).
     pub struct Mapping {
-        file: File,
+        file: MemoryFile,
         start: NonNull<AtomicU32>,
         bytes: u64,
         /// The process that made it, unless it is this one.
@@ -96,36 +89,22 @@ mod mapping {
 
     impl Mapping {
         pub fn new(bytes: u64) -> io::Result<Mapping> {
-            let len = file_bytes(bytes)?;
-            // SAFETY: a C string.
-            let descriptor = unsafe { libc::memfd_create(c"hk-emu".as_ptr(), libc::MFD_CLOEXEC) };
-            if descriptor < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // SAFETY: new, and nobody else's.
-            let file = unsafe { File::from_raw_fd(descriptor) };
-            file.set_len(len as u64)?;
-            Mapping::map(file, bytes, None)
+            Mapping::map(MemoryFile::new(file_bytes(bytes)? as u64)?, bytes, None)
         }
 
         pub fn open(origin: &Origin) -> io::Result<Mapping> {
-            let &Origin { process, descriptor, device, inode, bytes } = origin;
-            let len = file_bytes(bytes)?;
-            let path = format!("/proc/{process}/fd/{descriptor}");
-            let file = File::options().read(true).write(true).open(path)?;
-            let metadata = file.metadata()?;
-            if (metadata.dev(), metadata.ino(), metadata.len()) != (device, inode, len as u64) {
+            if origin.place.len != file_bytes(origin.bytes)? as u64 {
                 return Err(io::Error::new(io::ErrorKind::NotFound, "it has been freed"));
             }
-            Mapping::map(file, bytes, Some(process))
+            Mapping::map(MemoryFile::open(&origin.place)?, origin.bytes, Some(origin.process()))
         }
 
-        fn map(file: File, bytes: u64, owner: Option<u32>) -> io::Result<Mapping> {
+        fn map(file: MemoryFile, bytes: u64, owner: Option<u32>) -> io::Result<Mapping> {
             let len = file_bytes(bytes)?;
             let access = libc::PROT_READ | libc::PROT_WRITE;
             // SAFETY: a new mapping, which overlaps with nothing of this process. The file has these bytes and keeps them.
             let start = unsafe {
-                libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+                libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.descriptor(), 0)
             };
             if start == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
@@ -147,14 +126,8 @@ mod mapping {
         }
 
         pub fn origin(&self) -> Option<Origin> {
-            let metadata = self.file.metadata().ok().filter(|_| self.owner.is_none())?;
-            Some(Origin {
-                process: std::process::id(),
-                descriptor: self.file.as_raw_fd().unsigned_abs(),
-                device: metadata.dev(),
-                inode: metadata.ino(),
-                bytes: self.bytes,
-            })
+            let place = self.file.place().ok().filter(|_| self.owner.is_none())?;
+            Some(Origin { place, bytes: self.bytes })
         }
 
         pub fn exclusive<T>(&self, act: impl FnOnce() -> T) -> T {

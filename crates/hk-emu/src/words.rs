@@ -130,38 +130,31 @@ impl Words {
 /// Private pages of a file in memory that holds the pattern.
 #[cfg(target_os = "linux")]
 mod pages {
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
     use std::ptr::{NonNull, null_mut};
     use std::sync::OnceLock;
     use std::sync::atomic::AtomicU32;
 
     use super::POISON;
+    use crate::file::MemoryFile;
 
     /// Words of the file. Each of an allocation's mappings is of all of it, and the system allows some 65,000.
     const BLOCK: usize = 8 << 20;
     /// Words of an allocation from which on it is made of pages.
     pub const LARGE: usize = 2 * BLOCK;
 
-    fn pattern() -> Option<&'static OwnedFd> {
-        static PATTERN: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    fn pattern() -> Option<&'static MemoryFile> {
+        static PATTERN: OnceLock<Option<MemoryFile>> = OnceLock::new();
         let make = || {
-            // SAFETY: a C string; what it gives is checked, and owned by nothing else.
-            let file = unsafe {
-                let fd = libc::memfd_create(c"hk-emu".as_ptr(), libc::MFD_CLOEXEC);
-                (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))?
-            };
+            let file = MemoryFile::new(4 * BLOCK as u64).ok()?;
             let part = POISON.to_le_bytes().repeat(1 << 18);
-            let mut file = std::fs::File::from(file);
-            for _ in 0..4 * BLOCK / part.len() {
-                std::io::Write::write_all(&mut file, &part).ok()?;
-            }
-            Some(OwnedFd::from(file))
+            (0..4 * BLOCK).step_by(part.len()).try_for_each(|at| file.write(&part, at as u64)).ok()?;
+            Some(file)
         };
         PATTERN.get_or_init(make).as_ref()
     }
 
     pub fn map(count: usize) -> Option<NonNull<AtomicU32>> {
-        let file = pattern()?.as_raw_fd();
+        let file = pattern()?.descriptor();
         let bytes = count.checked_mul(4)?;
         let private = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
         // SAFETY: new address space, wherever the system has some.
