@@ -69,7 +69,7 @@ fn results() -> PathBuf {
 /// The sources of the kernels that the layers of the demo run, and their targets: compiled while `hk` is built. What is not listed is
 /// compiled when the demo comes to it.
 const FIRST: [(&str, &[Arch]); 21] = [
-    ("hk-norm/hip/fused_add_rmsnorm.hip", &[Arch::Gfx942]),
+    ("hk-norm/hip/fused_add_rmsnorm_bf16.hip", &[Arch::Gfx942]),
     ("hk-gemm/hip/a16w16.hip", &[Arch::Gfx942]),
     ("hk-gemm/hip/reduce.hip", &[Arch::Gfx942]),
     ("hk-activation/hip/rope.hip", &[Arch::Gfx942]),

@@ -61,8 +61,8 @@ pub use tensor::{Aliasing, NamedOperand, Operand, TensorView, TensorViewMut, che
 pub type Modelled = std::result::Result<ModelledLaunch, String>;
 
 /// Includes what the build script of a family crate has compiled: a private module `kernels` with one
-/// [`CodeObjects`] per HIP source, and a module per namespace of parameter structs. For `crates/hk-norm/hip/rmsnorm.hip` these
-/// are `kernels::RMSNORM` and `kernels::rmsnorm::Params`, whose `Params::kernel("rmsnorm_bf16_64")` is a [`KernelRef`].
+/// [`CodeObjects`] per HIP source, and a module per namespace of parameter structs. For `crates/hk-norm/hip/rmsnorm_bf16.hip`
+/// these are `kernels::RMSNORM_BF16` and `kernels::rmsnorm::Params`, whose `Params::kernel("rmsnorm_bf16_64")` is a [`KernelRef`].
 #[macro_export]
 macro_rules! include_kernels {
     () => {

@@ -1,4 +1,4 @@
-//! The safe function of `hip/fused_add_rmsnorm.hip`.
+//! The safe function of `hip/fused_add_rmsnorm.h`.
 
 use crate::FusedAddRmsNormOutputs;
 use crate::kernels::fused_add_rmsnorm::Params;

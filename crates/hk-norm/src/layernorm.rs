@@ -1,4 +1,4 @@
-//! The safe functions of `hip/layernorm.hip`.
+//! The safe functions of `hip/layernorm.h`.
 
 use crate::kernels::layernorm::Params;
 use crate::problem::{KernelTable, Problem, Weight};
@@ -7,7 +7,7 @@ use hk_core::plan::rows::RowVariant;
 use hk_core::{DType, Float, Operand, Result, Stream, TensorView, TensorViewMut, check_aliases};
 use std::fmt;
 
-/// The entry points, in the order of `LAYERNORM_ENTRIES` in `hip/layernorm.hip`.
+/// The entry points, in the order of `LAYERNORM_ENTRIES` in `hip/layernorm.h`.
 static KERNELS: KernelTable<Params, 18> = KernelTable {
     variants: [
         RowVariant::vectorized(64, 8, 4, 8),

@@ -22,7 +22,7 @@ const RMSNORM: Operator = Operator {
     summary: "y = x * rsqrt(mean(x^2) + eps) * (weight + weight_offset)",
     args: &[X, WEIGHT, Y, RSTD],
     scalars: SCALARS,
-    kernels: &[&kernels::RMSNORM],
+    kernels: &[&kernels::RMSNORM_BF16, &kernels::RMSNORM_F16, &kernels::RMSNORM_F32],
     cases: &[
         Case {
             label: "Llama-3 8B, 128 tokens",
@@ -57,7 +57,11 @@ const FUSED_ADD_RMSNORM: Operator = Operator {
     summary: "residual_out = round(x + residual_in), y = rmsnorm(residual_out)",
     args: &[X, RESIDUAL_IN, WEIGHT, Y, RESIDUAL_OUT, RSTD],
     scalars: SCALARS,
-    kernels: &[&kernels::FUSED_ADD_RMSNORM],
+    kernels: &[
+        &kernels::FUSED_ADD_RMSNORM_BF16,
+        &kernels::FUSED_ADD_RMSNORM_F16,
+        &kernels::FUSED_ADD_RMSNORM_F32,
+    ],
     cases: &[
         Case {
             label: "Llama-3 8B, 128 tokens",
@@ -104,7 +108,7 @@ const LAYERNORM: Operator = Operator {
     summary: "y = (x - mean) * rsqrt(var + eps) * weight + bias",
     args: &[X, WEIGHT.optional(), BIAS, X_BIAS, Y, MEAN, RSTD],
     scalars: LAYERNORM_SCALARS,
-    kernels: &[&kernels::LAYERNORM],
+    kernels: &[&kernels::LAYERNORM_BF16, &kernels::LAYERNORM_F16, &kernels::LAYERNORM_F32],
     cases: &[
         Case {
             label: "Whisper large-v3, 256 frames",

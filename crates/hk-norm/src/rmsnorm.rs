@@ -1,4 +1,4 @@
-//! The safe function of `hip/rmsnorm.hip`.
+//! The safe function of `hip/rmsnorm.h`.
 
 use crate::RmsNormOutputs;
 use crate::kernels::rms::Scalars;

@@ -1,4 +1,4 @@
-// layernorm.hip: y[r, c] = round_T((s[r, c] - mean[r]) * rstd[r] * weight[c] + bias[c])
+// layernorm.h: y[r, c] = round_T((s[r, c] - mean[r]) * rstd[r] * weight[c] + bias[c])
 //   s = x                                          layernorm
 //     = round_T(x + residual_in)                   fused_add_layernorm; also written to residual_out
 //       in both with round_T(x + x_bias) for x if there is an x_bias
@@ -22,11 +22,27 @@
 //   chunk of 8 bf16 costs a wave, at 64 lanes: 8 to widen, 4 for each of two sums, 4 for the sum of squares, 4 + 4 to
 //   take off both means, 4 + 4 to scale, and to round 4 on gfx950 and 36 on gfx942: 40 and 72, of the 218 clocks
 //   that memory takes (rms_rows.h).
+#pragma once
+
 #include <hk/block.h>
 #include <hk/entry.h>
 #include <hk/norm.h>
 #include <hk/reg.h>
 #include <hk/rows.h>
+
+namespace layernorm {
+
+struct Params {
+    hk::Global x, x_bias, residual_in, weight, bias, y, residual_out, mean, rstd;
+    float eps;
+    float cols;  // as a number
+    float inv_cols;  // 1 / cols
+    hk::u32 weight_is_f32;  // whatever T is
+    hk::u32 bias_is_f32;
+    hk::u32 batch;  // rows that a block takes at a time
+};
+
+}  // namespace layernorm
 
 namespace {
 
@@ -34,16 +50,7 @@ using hk::Access;
 using hk::RowBatch;
 using hk::u32;
 using hk::u64;
-
-struct Params {
-    hk::Global x, x_bias, residual_in, weight, bias, y, residual_out, mean, rstd;
-    float eps;
-    float cols;  // as a number
-    float inv_cols;  // 1 / cols
-    u32 weight_is_f32;  // whatever T is
-    u32 bias_is_f32;
-    u32 batch;  // rows that a block takes at a time
-};
+using layernorm::Params;
 
 /// Waves that share an SM of NVIDIA's GPUs, at least, since a row waits for two sums, one after the other: four of the longest
 /// rows, else three; fewer where more registers are needed than for 32 columns a lane, `InHand`, that wait in the rows' type.
@@ -299,7 +306,3 @@ HK_FN void rows_in_tiles(const Params &p) {
     LAYERNORM_ROWS(layernorm_##T##_8192_scalar, Scalar, T, 8192, 256, 1)                                    \
     LAYERNORM_ROWS(layernorm_##T##_16384_scalar, Scalar, T, 16384, 512, 1)                                  \
     HK_ENTRY(layernorm_##T##_long_scalar, hk::row_threads(512), rows_in_tiles<Access::Scalar, hk::T, 512, 16>)
-
-LAYERNORM_ENTRIES(bf16)
-LAYERNORM_ENTRIES(f16)
-LAYERNORM_ENTRIES(f32)
