@@ -1,4 +1,5 @@
-"""The gated delta rule over whole prompts in Triton: three kernels, as crates/hk-gdr has them, with Triton's products and layouts."""
+"""The gated delta rule: over whole prompts in Triton, three kernels as crates/hk-gdr has them, with Triton's products and layouts; and
+flash-linear-attention (`fla`) where it is installed, over prompts and token by token."""
 
 import torch
 
@@ -7,6 +8,11 @@ try:
     import triton.language as tl
 except ImportError:
     triton = None
+
+try:
+    from fla.ops import gated_delta_rule as fla
+except ImportError:
+    fla = None
 
 CHUNK = 64
 
@@ -127,14 +133,26 @@ def chunked(q, k, v, g, beta, norm):
     return o, last
 
 
-def reference(q, k, v, g, beta, norm):
+def fla_chunked(q, k, v, g, beta, norm):
+    return fla.chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=norm, output_final_state=True)
+
+
+def fla_recurrent(q, k, v, g, beta, initial_state, norm):
+    return fla.fused_recurrent_gated_delta_rule(
+        q, k, v, g, beta=beta, initial_state=initial_state, use_qk_l2norm_in_kernel=norm, output_final_state=True
+    )
+
+
+def reference(q, k, v, g, beta, norm, initial_state=None):
     """The same in the type of the operands, chunk by chunk, with a triangular solve."""
     group = v.shape[2] // k.shape[2]
     if norm:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     q, k = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (q, k))
     v, g, beta = (x.transpose(1, 2) for x in (v, g, beta))
-    state = torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1], device=k.device, dtype=k.dtype)
+    state = initial_state
+    if state is None:
+        state = torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1], device=k.device, dtype=k.dtype)
     outputs = []
     for first in range(0, k.shape[2], CHUNK):
         of = slice(first, first + CHUNK)

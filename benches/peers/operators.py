@@ -2,7 +2,7 @@
 
 An implementation takes the operands by name and gives a tuple of tensors. `torch` is eager PyTorch (of matrix products
 cuBLAS), `compile` the same function under torch.compile, `triton` a kernel of kernels.py. Those of attention are in
-attention.py, layers of experts in moe.py.
+attention.py, layers of experts in moe.py, the gated delta rule in delta.py.
 """
 
 import functools
@@ -363,8 +363,20 @@ def chunk_gated_delta_rule(operands, scalars):
         raise Unserved("chunk_size, scale")
     norm = scalars["qk_l2norm"] in (True, "true")
     functions = {"triton": functools.partial(delta.chunked, norm=norm)}
+    if delta.fla:
+        functions["fla"] = functools.partial(delta.fla_chunked, norm=norm)
     check = functools.partial(close, chained=True)
     return Peer(operands, functools.partial(delta.reference, norm=norm), functions=functions, check=check)
+
+
+def fused_recurrent(operands, scalars):
+    if set(operands) != {"q", "k", "v", "g", "beta", "initial_state"} or scalars["layout"] != "kv" or scalars["scale"] != 0:
+        raise Unserved("gates of rows, pools of states, layout, scale")
+    if not delta.fla:
+        raise Unserved("flash-linear-attention is not installed")
+    norm = scalars["qk_l2norm"] in (True, "true")
+    functions = {"fla": functools.partial(delta.fla_recurrent, norm=norm)}
+    return Peer(operands, functools.partial(delta.reference, norm=norm), functions=functions)
 
 
 def fused_moe(operands, scalars):
@@ -386,7 +398,7 @@ def fused_moe(operands, scalars):
 
 
 # Outputs that may be asked for and that the peers give.
-OPTIONAL = {"chunk_gated_delta_rule": {"final_state"}}
+OPTIONAL = {"chunk_gated_delta_rule": {"final_state"}, "fused_recurrent": {"final_state"}}
 
 OPERATORS = {
     "rmsnorm": rmsnorm,
@@ -414,5 +426,6 @@ OPERATORS = {
     "mha_fused_bwd": mha_bwd,
     "pa_decode": pa_decode,
     "chunk_gated_delta_rule": chunk_gated_delta_rule,
+    "fused_recurrent": fused_recurrent,
     "fused_moe": fused_moe,
 }

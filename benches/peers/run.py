@@ -5,10 +5,10 @@
     python3 benches/peers/run.py --hk target/release/hk --out results
     python3 benches/peers/run.py --hk target/release/hk --out results --op rmsnorm --op softmax --set large
 
-Needs PyTorch with CUDA and Triton; FlashInfer is measured where it is installed. The cases are those of `hk bench --list`, so
-that shapes and names are the same. Each result is compared with f64 before it is timed. Written to the directory of --out: hk.csv
-and peers.csv as measured, table.csv and table.md with the ratios, plot.svg, failures.txt. Device times are those of
-`hk bench --help` and timing.py; `ratio` is the peer's device time over this library's.
+Needs PyTorch with CUDA and Triton; FlashInfer and flash-linear-attention are measured where they are installed. The cases are
+those of `hk bench --list`, so that shapes and names are the same. Each result is compared with f64 before it is timed. Written
+to the directory of --out: hk.csv and peers.csv as measured, table.csv and table.md with the ratios, plot.svg, failures.txt.
+Device times are those of `hk bench --help` and timing.py; `ratio` is the peer's device time over this library's.
 """
 
 import argparse
