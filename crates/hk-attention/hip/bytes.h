@@ -81,18 +81,26 @@ using BytesFp8 = Bytes<T, hk::kMmaFp8Type>;
 template <class T>
 using BytesI8 = Bytes<T, hk::QuantType::I8>;
 
-/// Probabilities in f16, 2^7 times as large: up to 2^15 where OnlineSoftmax lets them grow to 2^8 times the base, and down to 2^-31 of it.
-struct LiftedHalf {};
-inline constexpr float kHalfLift = 7.0f;
+/// Probabilities of bytes that are subnormal numbers, lifted by a power of two.
+template <class T>
+struct Lifted {};
+template <class T>
+inline constexpr float kLiftOf = 64.0f;  // bf16: leaves factors of tokens 2^-45 to 2^55
+template <>
+inline constexpr float kLiftOf<hk::f16> =
+    7.0f;  // up to 2^15 where OnlineSoftmax lets them grow to 2^8, down to 2^-31 of the base
 
-/// int8 values as f16 operands without a conversion: v + 128, unsigned, in the low byte is a subnormal number, so many units of 2^-24.
-/// One v_perm takes a byte of each of two keys. Matrix instructions keep subnormals. What 128 adds, one MFMA with kOffset takes away: it
-/// sums the probabilities as they were rounded.
+/// int8 values as operands in T without a conversion: v + 128, unsigned, in the low byte is so many units of the smallest subnormal number.
+/// (bf16: of 7 bits of significand, so from 128 on it is a normal number, of the same unit.) One v_perm takes two bytes. Matrix instructions
+/// of CDNA3 and later keep subnormals. What 128 adds, one MFMA with kOffset takes away: it sums the probabilities as they were rounded.
+template <class T>
 struct OffsetValues {
-    using Element = hk::f16;
-    using Probability = LiftedHalf;
-    static constexpr u32 kOffset = 0x80808080u;  // two times -128 units of f16
-    static constexpr float kUnit = 0x1p17f;  // values over outputs: 2^24, and LiftedHalf
+    using Element = T;
+    using Probability = Lifted<T>;
+    static constexpr bool kBf16 = __is_same(T, hk::bf16);
+    static constexpr u32 kOffset = 0x80808080u;  // two times -128 units, in both types
+    // Values over outputs: units of 2^-133 or 2^-24, and the lift.
+    static constexpr float kUnit = kBf16 ? 0x1p69f : 0x1p17f;
 
     static constexpr u32 kFlip = 0x80808080u;  // from v to v + 128
 
@@ -100,11 +108,27 @@ struct OffsetValues {
     HK_FN static void across([[maybe_unused]] u32 a, [[maybe_unused]] u32 b, [[maybe_unused]] int half,
                              [[maybe_unused]] u32 (&pairs)[2]) {
 #if defined(HK_AMD)
-        constexpr u32 kZero = 0x0c000c00u, kOfB = 0x40000u;
+        constexpr u32 kOfB = 0x40000u;
 #pragma unroll
-        for (u32 i = 0; i < 2; ++i) pairs[i] = __builtin_amdgcn_perm(b, a, kZero + kOfB + (2 * half + i) * 0x10001u);
+        for (u32 i = 0; i < 2; ++i) pairs[i] = __builtin_amdgcn_perm(b, a, kZeros + kOfB + (2 * half + i) * 0x10001u);
 #endif
     }
+    /// N dwords of T from half as many, not flipped.
+    template <int N>
+    HK_FN static Vec<u32, N> widened([[maybe_unused]] Vec<u32, N / 2> v) {
+        Vec<u32, N> pairs;
+#if defined(HK_AMD)
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const u32 flipped = v[i / 2] ^ kFlip;
+            pairs[i] = __builtin_amdgcn_perm(flipped, flipped, kZeros + (i % 2 ? 0x30002u : 0x10000u));
+        }
+#endif
+        return pairs;
+    }
+
+  private:
+    static constexpr u32 kZeros = 0x0c000c00u;  // of v_perm
 };
 
 template <bool kInts>
@@ -210,7 +234,7 @@ struct SplitQuery {
 }  // namespace attention::decode
 
 namespace hk {
-/// As if they lost their last bits: sums() takes the lift back.
-template <>
-inline constexpr float kCutBits<attention::decode::LiftedHalf> = attention::decode::kHalfLift;
+/// As if they lost so many bits more: sums() takes the lift back.
+template <class T>
+inline constexpr float kCutBits<attention::decode::Lifted<T>> = attention::decode::kLiftOf<T> + kCutBits<T>;
 }  // namespace hk

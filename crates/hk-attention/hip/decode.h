@@ -70,10 +70,14 @@ struct Split : Work {
 HK_FN KeyRange keys_of(const Params &, const Split &split) { return {split.begin, split.end - 1}; }
 
 /// Walks along a wave's steps of the keys of a sequence in pages. The rows of a step are in two windows; those of pages that are not
-/// in the cache, and rows past the last one, read as zero. kScales: with windows of the tokens' factors.
-template <bool kScales>
+/// in the cache, and rows past the last one, read as zero.
 class StepWalk {
     static constexpr int kParts = kKeys / kPageRows;
+    /// `after` + 1 rows of a page from a token on, if they are there.
+    struct Part {
+        u32 page, token, after;
+        bool there;
+    };
     struct Rows {
         u64 page_0;
         i64 page_stride;
@@ -85,13 +89,12 @@ class StepWalk {
         HK_FN Rows(const KeyRows &of, u32 head)
             : page_0(detail::uniform_address(of.descale + u64(i64(head) * of.descale_head) * 4)),
               page_stride(of.descale_batch * 4), stride(4), bytes(4) {}
-        /// Of `after` + 1 rows, if they are there.
-        HK_FN hk::Window window(u32 page, u32 token, bool there, u32 after) const {
-            const u64 at = page_0 + u64(i64(page) * page_stride) + u64(token) * stride;
-            return {reinterpret_cast<GlobalPtr<const u8>>(at), there ? after * stride + bytes : 0};
+        HK_FN hk::Window window(const Part &part) const {
+            const u64 at = page_0 + u64(i64(part.page) * page_stride) + u64(part.token) * stride;
+            return {reinterpret_cast<GlobalPtr<const u8>>(at), part.there ? part.after * stride + bytes : 0};
         }
     };
-    Rows k_, v_, k_scale_, v_scale_;
+    Rows k_, v_;
     u64 table_;  // of the sequence; 0: its only page is the first one
     u32 n_pages_, tokens_, inverse_;
     u32 row_, end_;
@@ -100,14 +103,13 @@ class StepWalk {
   public:
     struct Windows {
         hk::Window k[kParts], v[kParts];
-        hk::Window k_scale[kParts], v_scale[kParts];  // kScales
-        u32 missing;  // bit i: rows of part i are of a page that is not in the cache
+        Part part[kParts];
+        u32 missing;  // bit i + 1: rows of part i are of a page that is not in the cache (bit 0 is made in vector registers)
     };
 
     HK_FN StepWalk(const DecodeParams &d, const Split &split, u32 k_bytes, u32 v_bytes)
         : k_(d.all.cache.k, d.by_sequence ? split.sequence : 0, split.kv_head, k_bytes),
-          v_(d.all.cache.v, d.by_sequence ? split.sequence : 0, split.kv_head, v_bytes),
-          k_scale_(d.all.cache.k, split.kv_head), v_scale_(d.all.cache.v, split.kv_head) {
+          v_(d.all.cache.v, d.by_sequence ? split.sequence : 0, split.kv_head, v_bytes) {
         const Pages &pages = d.all.pages;
         table_ = d.by_sequence ? 0 : detail::uniform_address(pages.table + split.pages * 4);
         n_pages_ = pages.n_pages, tokens_ = pages.tokens, inverse_ = pages.inverse;
@@ -123,19 +125,20 @@ class StepWalk {
         for (int i = 0; i < kParts; ++i) {
             // No saturating subtraction: there is no scalar one.
             const u32 row = row_ + i * kPageRows, after = end_ - 1 - row, most = kPageRows - 1;
-            const bool there = entry_[i] < n_pages_;
+            const bool inside = row < end_, there = entry_[i] < n_pages_;
             const u32 token = hk::DivMod(row, tokens_, inverse_).remainder, rows = after < most ? after : most;
-            windows.k[i] = k_.window(entry_[i], token, there && row < end_, rows);
-            windows.v[i] = v_.window(entry_[i], token, there && row < end_, rows);
-            if constexpr (kScales) {
-                windows.k_scale[i] = k_scale_.window(entry_[i], token, there && row < end_, rows);
-                windows.v_scale[i] = v_scale_.window(entry_[i], token, there && row < end_, rows);
-            }
-            windows.missing |= (u32(!there) & u32(row < end_)) << i;
+            windows.part[i] = {entry_[i], token, rows, inside && there};
+            windows.k[i] = k_.window(windows.part[i]);
+            windows.v[i] = v_.window(windows.part[i]);
+            windows.missing |= (u32(!there) & u32(inside)) << (i + 1);
         }
         row_ += kKeysOfBlock;
         look_up();
         return windows;
+    }
+    /// The factors of tokens of a part, for keys or values.
+    HK_FN static hk::Window factors(const KeyRows &of, u32 head, const Part &part) {
+        return Rows(of, head).window(part);
     }
 
   private:
@@ -179,17 +182,18 @@ struct QuerySplitOf<From, T> {
     using Type = SplitQuery<T, From::kQuant>;
 };
 
-/// Which operands values are. Factors of tokens are a part of the probabilities: they may take these out of the range of f16. Pieces and
-/// several tiles of rows have no registers for the sum of what is to be taken away.
-template <class From, class T, int kM>
+/// Which operands values are: int8 as OffsetValues. Factors of tokens are a part of the probabilities: they may take these out of the range of
+/// f16. Several tiles of rows, and pieces of 256 columns in f16, have no registers for the sum of what is to be taken away.
+template <class From, class T, int kD, int kM>
 struct ValuesOf : From {
     using Element = T;
     using Probability = T;
 };
-template <class From, class T>
-    requires(hk::kRowsPerLane == 1 && !kTokenScales<From> && !kOfPieces<From> &&
+template <class From, class T, int kD>
+    requires(hk::kRowsPerLane == 1 &&
+             (__is_same(T, hk::bf16) || !(kTokenScales<From> || (kOfPieces<From> && kD > 128))) &&
              requires { requires From::kQuant == hk::QuantType::I8; })
-struct ValuesOf<From, T, 1> : OffsetValues {};
+struct ValuesOf<From, T, kD, 1> : OffsetValues<T> {};
 
 /// Registers of sm_90 hold one tile of rows.
 template <int kTiles>
@@ -203,7 +207,7 @@ class Decode {
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
     using Mma = hk::FragMma<T, T, kDim>;
-    using Values = ValuesOf<From, T, kM>;
+    using Values = ValuesOf<From, T, kD, kM>;
     using MmaOfValues = hk::FragMma<typename Values::Element, typename Values::Element, kDim>;
     static constexpr bool kOffset = requires { Values::kOffset; };
     using QuerySplit = typename QuerySplitOf<From, T>::Type;
@@ -247,7 +251,7 @@ class Decode {
     };
     using V = typename Either<kPieces, ColumnsOfV, RowsOfV>::Type;
     static constexpr bool kScales = kTokenScales<From>;
-    using Walk = typename Either<kPieces, RunWalk<Run, kOwn, kStride>, StepWalk<kScales>>::Type;
+    using Walk = typename Either<kPieces, RunWalk<Run, kOwn, kStride>, StepWalk>::Type;
     using Windows = typename Walk::Windows;
     /// Factors of the lane's keys of a step: runs of neighbouring ones.
     static constexpr int kRuns = Places::kElements / (hk::kMmaRows * kOwn);
@@ -596,7 +600,8 @@ class Decode {
                 }
             }
             const i32 end = i32(hk::uniform(u32(split_.end)));
-            if (missing != 0 || at < first_ || at + kStep > end) {
+            // Any int8 is a number.
+            if (!kOffset && (missing != 0 || at < first_ || at + kStep > end)) {
                 const i32 run = at + i32(group * Run::kRun);
                 const auto mask = run_mask<kBytes>(first_ - run, missing >> group & 1 ? 0 : end - run);
 #pragma unroll
@@ -609,17 +614,23 @@ class Decode {
     }
 
     /// Those of the first `skip` values are zero.
-    HK_FN static Scales load_scales([[maybe_unused]] const Windows &windows, [[maybe_unused]] u32 skip = 0) {
+    HK_FN Scales load_scales([[maybe_unused]] const Windows &windows, [[maybe_unused]] u32 skip = 0) const {
         Scales scales;
         if constexpr (kScales) {
+            // Windows of factors are made when those of values are not needed any more, of parameters that are loaded again: else SGPRs are
+            // spilled.
+            hk::sched_barrier();
+            const KeysValues &cache = params().cache;
 #pragma unroll
             for (int t = 0; t < kTilesOfStep; ++t) {
+                const hk::Window k = Walk::factors(cache.k, split_.kv_head, windows.part[t]);
+                const hk::Window v = Walk::factors(cache.v, split_.kv_head, windows.part[t]);
 #pragma unroll
                 for (int run = 0; run < kRuns; ++run) {
                     using Run = Vec<float, hk::kMmaRows>;
                     const u32 offset = Places::n(hk::lane_id(), run * hk::kMmaRows * kOwn) * 4;
-                    scales.k[t][run] = windows.k_scale[t].template load<Run>(offset);
-                    scales.v[t][run] = windows.v_scale[t].template load<Run>(offset);
+                    scales.k[t][run] = k.template load<Run>(offset);
+                    scales.v[t][run] = v.template load<Run>(offset);
                     if (skip != 0) {
 #pragma unroll
                         for (u32 i = 0; i < hk::kMmaRows; ++i) {
@@ -685,8 +696,6 @@ class Decode {
     /// Of lanes whose rows of MFMAs differ by 8: the lower one gets the other's `low` as `high`, and gives its `high` for it.
     HK_FN static void exchange_halves(u32 &low, u32 &high) {
 #if defined(HK_AMD)
-        // With factors of tokens there are not enough SGPRs for the schedule that this leads to.
-        if constexpr (kScales) return hk::transpose_lanes<8>(low, high);
         constexpr int kRotateRow8 = 0x128, kUpperBanks = 0xc, kLowerBanks = 0x3;
         const u32 own = low;
         if constexpr (kOffset) {
@@ -753,7 +762,7 @@ class Decode {
 #pragma unroll
             for (int i = 0; i < kM * kTilesOfStep; ++i) {
                 const int m = i / kTilesOfStep, t = i % kTilesOfStep;
-                s_[m].acc[0][t] += missing >> (kPieces ? group : t) & 1 ? __builtin_nanf("") : 0.0f;
+                s_[m].acc[0][t] += missing >> (kPieces ? group : t + 1) & 1 ? __builtin_nanf("") : 0.0f;
             }
         }
     }
@@ -858,7 +867,9 @@ class Decode {
             p[m] = s_[m].template as_operand<Element, true>(0);
             if constexpr (kOffset) {
                 const hk::Frag offset = Values::kOffset;
-                o_[m].acc[0][kCols] = MmaOfValues::mma(&offset, &p[m].frag[0], o_[m].acc[0][kCols]);
+#pragma unroll
+                for (const auto &frag : p[m].frag)
+                    o_[m].acc[0][kCols] = MmaOfValues::mma(&offset, &frag, o_[m].acc[0][kCols]);
             }
         }
         if constexpr (kPieces) {
@@ -871,10 +882,11 @@ class Decode {
                         if constexpr (kBytes == 2)
                             return raw;
                         else
-                            return half ? From::template widened<4>(raw.hi) : From::template widened<4>(raw.lo);
+                            return Values::template widened<4>(half ? raw.hi : raw.lo);
                     }));
 #pragma unroll
-                    for (int m = 0; m < kM; ++m) o_[m].acc[0][j] = Mma::mma(&w, &p[m].frag[half], o_[m].acc[0][j]);
+                    for (int m = 0; m < kM; ++m)
+                        o_[m].acc[0][j] = MmaOfValues::mma(&w, &p[m].frag[half], o_[m].acc[0][j]);
                 }
             }
             return;
@@ -924,7 +936,9 @@ class Decode {
             };
             const auto load = [&](u32 skip) __attribute__((always_inline)) {
                 const Windows windows = steps.next();
-                Set set = {load_keys(windows), load_values(windows, skip), load_scales(windows, skip), windows.missing};
+                K k = load_keys(windows);
+                if constexpr (kScales) hk::sched_barrier();
+                Set set = {k, load_values(windows, skip), load_scales(windows, skip), windows.missing};
                 hk::sched_barrier();
                 return set;
             };

@@ -1,4 +1,5 @@
 // prefill_paged_f16_fp8.hip: attention of prompts in f16, keys in pages of fp8 and fresh ones, in whole vectors (prefill_dense.h).
+#include "keys_fp8.h"
 #include "prefill_dense.h"
 
 namespace {

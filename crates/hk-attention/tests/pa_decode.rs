@@ -477,6 +477,34 @@ fn queries_over_bytes_have_a_unit() {
     }
 }
 
+/// Factors of values may have any size: powers of two of all of them are those of the outputs, bit for bit.
+#[test]
+fn factors_of_values_have_any_size() {
+    for gpu in devices() {
+        let case = Case::new(&[[1, 300], [1, 40]], [2, 8], [128, 128]);
+        let fp8 = match gpu.arch() {
+            Arch::Gfx942 => Case::decode::<bf16, Fp8E4M3Fnuz>,
+            _ => Case::decode::<bf16, Fp8E4M3>,
+        };
+        for of in [fp8, Case::decode::<bf16, i8>] {
+            let out = |power: i32| {
+                let given = of_tokens(&case, of(&case), 0);
+                let (shape, mut scales) =
+                    (given.get("v_scale").shape().to_vec(), given.get("v_scale").elements::<f32>().unwrap());
+                scales.iter_mut().for_each(|scale| *scale *= f32::exp2(power as f32));
+                let call = given.with("v_scale", HostTensor::new(shape, &scales).unwrap()).call();
+                call.operator().execute(gpu.stream(), &call).unwrap()[0].1.to_f64()
+            };
+            let want = out(0);
+            assert!(want.iter().all(|x| x.is_finite()));
+            for power in [-40, 40] {
+                let expected: Vec<f64> = want.iter().map(|x| x * f64::exp2(power.into())).collect();
+                assert_eq!(out(power), expected, "2^{power} on {}", gpu.spec());
+            }
+        }
+    }
+}
+
 type Options = (KvLayout, Option<f32>, f32, Splits);
 const OPTIONS: Options = (KvLayout::Nhd, None, 0.0, Splits::Count(2));
 

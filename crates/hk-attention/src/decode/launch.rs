@@ -263,8 +263,8 @@ impl<'a> Problem<'a> {
             tile == Some(QueryTile::Few) || (tile.is_none() && total_q <= sequences.saturating_mul(of_tile));
         let single = tile.is_none() && sequences > 1 && (!keys_beside || self.params.single_cached != 0);
         let of_all = few && !keys_beside;
-        // Of sequences that are as long as each other.
-        let queries = if of_all { total_q.div_ceil(sequences) } else { 1 };
+        // Of sequences that are as long as each other. Over int8 blocks of more rows have other bits, and may not follow from the batch.
+        let queries = if of_all && self.params.cache.element != I8 { total_q.div_ceil(sequences) } else { 1 };
         match self.decode_kernel(queries.saturating_mul(group), keys_beside && single) {
             Some(kernel) if of_all => {
                 return self.run_decode(kernel, plan, Of::All, [sequences, total_q, sk], false);

@@ -819,11 +819,17 @@ impl<'a> Problem<'a> {
             FP8 => (1, DenseKeys::PagedFp8),
             _ => return None,
         };
+        // fp8 is loaded 16 columns at a time.
+        let on_vectors = |rows: &KeyRows, columns: u32| {
+            let vectors = [rows.data as i64, rows.batch, rows.head, rows.token_group, columns.into()];
+            vectors.iter().all(|n| n % 16 == 0)
+        };
         let in_rows = |rows: &KeyRows, columns: u32| {
             rows.token_shift == 0
                 && rows.column == i64::from(bytes)
                 && fits(rows.token_group, bytes * columns)
                 && (bytes == 1 || rows.descale == 0)
+                && (bytes == 2 || on_vectors(rows, columns))
         };
         let pages = p.pages.tokens.is_multiple_of(WINDOW_OF_PAGE);
         (pages && in_rows(&p.cache.k, p.dqk) && in_rows(&p.cache.v, p.dv)).then_some(of)
