@@ -387,8 +387,9 @@ api! {
         if !queue::is_done(start.ticket()) || !queue::is_done(stop.ticket()) {
             return Err(HipError::NOT_READY);
         }
-        let (from, to) = (*lock(&start.recorded), *lock(&stop.recorded));
-        let (Some(from), Some(to)) = (from, to) else { return Err(HipError::INVALID_HANDLE) };
+        // One lock at a time: both may be of one event.
+        let time = |event: &Event| lock(&event.recorded).ok_or(HipError::INVALID_HANDLE);
+        let (from, to) = (time(&start)?, time(&stop)?);
         let ns = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as f64;
         put(ms, ((ns(to, from) - ns(from, to)) / 1e6) as c_float)
     }

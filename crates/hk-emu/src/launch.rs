@@ -1277,11 +1277,19 @@ impl Launch<'_> {
         let alive = (threads - 64 * index).min(64);
         w.set_exec(if alive == 64 { !0 } else { (1 << alive) - 1 });
         let mut packed = Lanes::ZERO;
+        let [width, height, _] = self.block;
+        let (mut x, row) = (64 * index % width, 64 * index / width);
+        let (mut y, mut z) = (row % height, row / height);
+        // Counting is faster than dividing for each lane: kernels may have few instructions.
         for lane in 0..64 {
-            let thread = 64 * index + lane;
-            let (x, y) = (thread % self.block[0], thread / self.block[0] % self.block[1]);
-            let z = thread / self.block[0] / self.block[1];
-            packed.set(lane as usize, x | y << 10 | z << 20);
+            packed.set(lane, x | y << 10 | z << 20);
+            x += 1;
+            if x == width {
+                (x, y) = (0, y + 1);
+            }
+            if y == height {
+                (y, z) = (0, z + 1);
+            }
         }
         *w.v_mut(0) = packed;
         let mut s = 0;

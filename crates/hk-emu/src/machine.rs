@@ -1,7 +1,9 @@
 //! The emulated device.
 
+use std::any::Any;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -393,6 +395,26 @@ impl Machine {
     /// `Occupied` or `OutOfMemory`.
     pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
         self.0.memory.alloc_at(addr, bytes, label)
+    }
+
+    /// Gives the device host memory at its own address: kernels and the host see each other's writes at once. `owner` is kept until it is
+    /// freed and the launches that use it have ended.
+    ///
+    /// # Errors
+    /// `Occupied`.
+    ///
+    /// # Safety
+    /// From `start` on there are `bytes` bytes, rounded up to a multiple of 4, for reads and writes as long as `owner` lives. Only
+    /// atomics, and what is not Rust, access them meanwhile.
+    pub unsafe fn map_host(
+        &self,
+        start: NonNull<AtomicU32>,
+        bytes: u64,
+        label: &str,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), MemoryError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.0.memory.map_host(start, bytes, label, owner) }
     }
 
     /// Frees an allocation by its first address. Launches that run keep what they use.

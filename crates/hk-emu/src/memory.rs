@@ -5,9 +5,11 @@
 //! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
 //! redzone.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
@@ -584,7 +586,38 @@ impl Memory {
     }
 
     pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
-        let allocation = self.place(addr, bytes, label, true)?;
+        self.insert_at(self.place(addr, bytes, label, true)?)
+    }
+
+    /// Host memory at its own address.
+    ///
+    /// # Safety
+    /// As [`Words::host`], for `bytes` rounded up to words.
+    pub unsafe fn map_host(
+        &self,
+        start: NonNull<AtomicU32>,
+        bytes: u64,
+        label: &str,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), MemoryError> {
+        let count = usize::try_from(bytes.div_ceil(4))
+            .map_err(|_| MemoryError::OutOfMemory { bytes, label: label.to_owned() })?;
+        // SAFETY: as the caller promises.
+        let words = unsafe { Words::host(start, count, owner) };
+        let (base, label) = (start.as_ptr() as u64, label.to_owned());
+        self.insert_at(Arc::new(Allocation {
+            base,
+            size: bytes,
+            label,
+            writable: true,
+            words,
+            unwritten: None,
+        }))
+    }
+
+    /// Adds an allocation whose address is its own choice.
+    fn insert_at(&self, allocation: Arc<Allocation>) -> Result<(), MemoryError> {
+        let (addr, bytes) = (allocation.base, allocation.size);
         let mut state = self.lock();
         let last = addr.checked_add(bytes.saturating_sub(1));
         let below = last.and_then(|last| state.live.range(..=last).next_back());
