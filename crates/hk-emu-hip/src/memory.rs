@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     Graph,
     /// A variable of the module with this handle.
     Global(u64),
+    /// Of another process.
+    Opened,
     /// Page-locked.
     Host(Arc<HostMemory>),
     Managed(Arc<HostMemory>),
@@ -69,7 +71,7 @@ impl Kind {
     fn host_memory(&self) -> Option<&Arc<HostMemory>> {
         match self {
             Kind::Host(memory) | Kind::Managed(memory) | Kind::ManagedGlobal(memory) => Some(memory),
-            Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Registered => None,
+            Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened | Kind::Registered => None,
         }
     }
 }
@@ -96,7 +98,12 @@ impl HostMemory {
     }
 
     /// Makes it memory of a device.
-    fn map(self: &Arc<Self>, device: &Device, bytes: u64, label: &str) -> std::result::Result<(), MemoryError> {
+    fn map(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: u64,
+        label: &str,
+    ) -> std::result::Result<(), MemoryError> {
         let none = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
         let start = NonNull::new(self.start.cast::<AtomicU32>()).ok_or_else(none)?;
         // SAFETY: whole words, aligned to a page; they live as long as `self`. Nothing in this crate refers to them but by address.
@@ -291,6 +298,11 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
                 let _ = device.machine.free(addr);
             }
         }
+        Kind::Opened => {
+            if let Some(device) = runtime.devices.get(block.device) {
+                let _ = device.machine.free(addr);
+            }
+        }
         Kind::Global(_) => {}
     }
 }
@@ -479,6 +491,28 @@ pub(crate) fn add_global(device: &Device, module: u64, addr: u64, size: u64) {
 
 pub(crate) fn remove_globals(module: u64) {
     lock(&runtime().blocks).retain(|_, block| !matches!(block.kind, Kind::Global(m) if m == module));
+}
+
+/// First address and device of memory that other processes can have: what `hipMalloc` and its like gave.
+pub(crate) fn shareable(ptr: u64) -> Option<(u64, &'static Device)> {
+    let (base, block) = lookup(ptr).filter(|(_, block)| matches!(block.kind, Kind::Device))?;
+    Some((base, runtime().devices.get(block.device)?))
+}
+
+/// Makes memory of another process known, which a device has at this address; its size.
+pub(crate) fn add_opened(device: &Device, base: u64) -> Result<u64> {
+    let all = device.machine.allocations();
+    let (_, size) = *all.iter().find(|(addr, _)| *addr == base).ok_or(HipError::INVALID_DEVICE_POINTER)?;
+    let block = Block { size, device: device.ordinal, kind: Kind::Opened, flags: 0 };
+    lock(&runtime().blocks).insert(base, block);
+    Ok(size)
+}
+
+/// Closes memory of another process.
+pub(crate) fn close(base: u64) {
+    if let Some(block) = lock(&runtime().blocks).remove(&base) {
+        release(runtime(), base, &block);
+    }
 }
 
 /// Registered host memory while a kernel may use it.
@@ -781,7 +815,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
         return a;
     };
     a.memory_type = match block.kind {
-        Kind::Device | Kind::Graph | Kind::Global(_) => memory_type::DEVICE,
+        Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened => memory_type::DEVICE,
         Kind::Host(_) | Kind::Registered => memory_type::HOST,
         Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
@@ -914,7 +948,13 @@ api! {
         let runtime = runtime();
         let device = runtime.current()?;
         let taken = {
-            let blocks = lock(&runtime.blocks);
+            let mut blocks = lock(&runtime.blocks);
+            // What was registered there before may be gone: as in ROCm, the last one counts.
+            if matches!(blocks.get(&ptr), Some(Block { kind: Kind::Registered, .. }))
+                && let Some(block) = blocks.remove(&ptr)
+            {
+                release(runtime, ptr, &block);
+            }
             let inside = blocks.range((Excluded(ptr), Unbounded)).next().is_some_and(|(b, _)| *b < ptr + bytes);
             inside || find(&blocks, ptr).is_some()
         };

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
@@ -210,7 +211,9 @@ fn devices() -> Vec<Device> {
 /// What the variables say that hold for every emulated device.
 fn defaults() -> std::result::Result<MachineOptions, String> {
     // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie. Programs see that a kernel waits.
-    let mut options = MachineOptions::default().allow_misaligned(true).paced(true);
+    // The host may be slow to write what one waits for.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let mut options = MachineOptions::default().allow_misaligned(true).paced(true).patience(PATIENCE);
     crate::sanitize::from_environment()?;
     if let Ok(names) = std::env::var("HK_SANITIZE") {
         let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;

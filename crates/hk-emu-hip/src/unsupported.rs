@@ -44,8 +44,7 @@ unsupported! { NAMES, not_supported();
     hipCreateSurfaceObject hipCreateTextureObject hipCtxDisablePeerAccess hipCtxEnablePeerAccess
     hipDestroyExternalMemory hipDestroyExternalSemaphore hipDestroySurfaceObject hipDestroyTextureObject
     hipDeviceGetTexture1DLinearMaxWidth hipDrvLaunchKernelEx hipEnableActivityCallback
-    hipExtLaunchMultiKernelMultiDevice hipExternalMemoryGetMappedBuffer
-    hipExternalMemoryGetMappedMipmappedArray hipGLGetDevices hipGetChannelDesc hipGetDriverEntryPoint_spt
+    hipExternalMemoryGetMappedBuffer hipExternalMemoryGetMappedMipmappedArray hipGLGetDevices hipGetChannelDesc hipGetDriverEntryPoint_spt
     hipGetMipmappedArrayLevel hipGetTextureAlignmentOffset hipGetTextureObjectResourceDesc
     hipGetTextureObjectResourceViewDesc hipGetTextureObjectTextureDesc hipGetTextureReference
     hipGraphAddBatchMemOpNode hipGraphAddExternalSemaphoresSignalNode hipGraphAddExternalSemaphoresWaitNode
@@ -56,7 +55,6 @@ unsupported! { NAMES, not_supported();
     hipGraphicsGLRegisterBuffer hipGraphicsGLRegisterImage hipGraphicsMapResources
     hipGraphicsResourceGetMappedPointer hipGraphicsSubResourceGetMappedArray hipGraphicsUnmapResources
     hipGraphicsUnregisterResource hipImportExternalMemory hipImportExternalSemaphore hipInitActivityCallback
-    hipIpcCloseMemHandle hipIpcGetEventHandle hipIpcOpenEventHandle hipIpcOpenMemHandle
     hipLaunchCooperativeKernel hipLaunchCooperativeKernelMultiDevice hipLaunchCooperativeKernel_spt
     hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount hipLibraryLoadData hipLibraryLoadFromFile
     hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete hipLinkCreate hipLinkDestroy
@@ -123,10 +121,6 @@ refused! {
     fn hipMemcpy2DFromArrayAsync(_dst: u64, _pitch: u64, src: u64) { given(&[src], HipError::INVALID_HANDLE) }
     fn hipWaitExternalSemaphoresAsync(list: u64, params: u64) { given(&[list, params], INVALID) }
     fn hipSignalExternalSemaphoresAsync(list: u64, params: u64) { given(&[list, params], INVALID) }
-
-    fn hipIpcGetMemHandle(handle: u64, ptr: u64) {
-        given(&[handle, ptr], INVALID).and_then(|()| memory::known(ptr, INVALID))
-    }
 
     fn hipPointerSetAttribute(value: u64, attribute: c_int, ptr: u64) {
         const SYNC_MEMOPS: c_int = 6;

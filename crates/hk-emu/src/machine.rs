@@ -366,7 +366,17 @@ impl Machine {
         self.0.memory.alloc_shared(bytes, align, label)
     }
 
-    /// A name of what [`alloc_shared`](Self::alloc_shared) gave, by which other processes open it as long as it is not freed.
+    /// Moves an allocation of [`alloc`](Self::alloc) to memory that other processes can open; nothing happens if it is such memory. Its
+    /// address stays, and all of it is backed from now on. No launch or copy may use it meanwhile: what one writes then is lost.
+    ///
+    /// # Errors
+    /// `NotShared`: no allocation begins there, or it is of the host, of another process or read-only. `OutOfMemory`.
+    pub fn share(&self, addr: u64) -> Result<(), MemoryError> {
+        self.0.memory.share(addr)
+    }
+
+    /// A name of memory of [`alloc_shared`](Self::alloc_shared) or [`share`](Self::share), by which other processes open it as long as it
+    /// is not freed.
     ///
     /// # Errors
     /// `NotShared`.
@@ -376,15 +386,11 @@ impl Machine {
 
     /// Opens memory of a device of another process of this host, at an address of this device; [`free`](Self::free) closes it. The
     /// memory stays for both until both have freed it. Launches that have it may wait for the other process as for a device of their own
-    /// [`Node`]. Checks and reports know only the accesses of their own process.
+    /// [`Node`]; for a time of the clock only on a device of a node. Checks and reports know only the accesses of their own process.
     ///
     /// # Errors
-    /// `Import`: no handle, of this process, freed, of a process that this one may not access, or this device has no number in a
-    /// [`Node`]. `OutOfMemory`.
+    /// `Import`: no handle, of this process, freed, or of a process that this one may not access. `OutOfMemory`.
     pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
-        if self.0.device.is_none() {
-            return Err(MemoryError::Import("the device has no number in a node".into()));
-        }
         self.0.memory.import(handle)
     }
 

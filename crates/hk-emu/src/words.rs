@@ -120,6 +120,11 @@ impl Words {
         }
     }
 
+    /// Whether they may lie elsewhere: nobody but the device knows where they are.
+    pub fn can_move(&self) -> bool {
+        !matches!(self.owner, Owner::Host(_)) && self.owner().is_none()
+    }
+
     /// What other processes open the words by; `None` unless this process has made them for that.
     pub fn origin(&self) -> Option<Origin> {
         self.mapping().and_then(Mapping::origin)
