@@ -218,7 +218,7 @@ fn programs_compiled_at_run_time() {
     args.push(program.as_os_str());
     clang(&args);
     for device in ["gfx942", "gfx950"] {
-        let output = run(&program, &[], device, runtime.path());
+        let output = run_with(&program, &[], device, runtime.path(), &[("HK_EMU_ASSERT", "error")]);
         let (out, report) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let want = "_Z3addIfLi3EEvPT_PKS0_i _Z3addIiLi4EEvPT_PKS0_i _ZN3one4lastEP6float4 count scale\n\
