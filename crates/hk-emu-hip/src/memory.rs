@@ -294,7 +294,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
             }
         }
         Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered => {
-            for device in &runtime.devices {
+            for device in runtime.devices.iter() {
                 let _ = device.machine.free(addr);
             }
         }

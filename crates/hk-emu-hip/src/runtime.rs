@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hk_codeobj::Arch;
@@ -158,7 +158,8 @@ impl<T> Table<T> {
 }
 
 pub(crate) struct Runtime {
-    pub devices: Vec<Device>,
+    /// Made by the first call that needs one, from the environment as it is then. What a program registers before its `main` does not.
+    pub devices: LazyLock<Vec<Device>>,
     pub streams: Table<Stream>,
     pub events: Table<Event>,
     pub modules: Table<Module>,
@@ -179,11 +180,11 @@ const MAX_DEVICES: usize = 8;
 /// Bytes of memory of a device: there are addresses for more.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// The runtime, made from the environment by the first call that needs it.
+/// The runtime, made by the first call.
 pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| Runtime {
-        devices: devices(),
+        devices: LazyLock::new(devices),
         streams: Table::new(Tag::Stream),
         events: Table::new(Tag::Event),
         modules: Table::new(Tag::Module),
