@@ -11,7 +11,7 @@ use crate::abi::{PropertiesR0000, PropertiesR0600};
 use crate::capture::forbid_any;
 use crate::error::{self, HipError, Result};
 use crate::host::{get, put, put_if, put_string, string};
-use crate::runtime::{CONTEXTS, Device, Tag, api, last_error, lock, runtime};
+use crate::runtime::{CONTEXTS, Device, Tag, api, call, last_error, lock, runtime, some_device};
 use crate::{ipc, memory, pool, queue};
 
 /// HIP 6.4: `10 000 000 * major + 100 000 * minor + patch`.
@@ -322,15 +322,6 @@ api! {
         put(hops, 1)
     }
 
-    fn hipDriverGetVersion(version: *mut c_int) { put(version, VERSION) }
-    fn hipRuntimeGetVersion(version: *mut c_int) { put(version, VERSION) }
-
-    fn hipGetDeviceCount(count: *mut c_int) {
-        let n = runtime().devices.len();
-        put(count, n as c_int)?;
-        if n == 0 { Err(HipError::NO_DEVICE) } else { Ok(()) }
-    }
-
     fn hipGetDevice(ordinal: *mut c_int) { put(ordinal, runtime().current()?.ordinal as c_int) }
 
     fn hipSetDevice(ordinal: c_int) {
@@ -581,6 +572,24 @@ api! {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn hipGetDeviceCount(count: *mut c_int) -> c_int {
+    call(|| {
+        put(count, runtime().devices.len() as c_int)?;
+        some_device()
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipDriverGetVersion(version: *mut c_int) -> c_int {
+    call(|| put(version, VERSION))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipRuntimeGetVersion(version: *mut c_int) -> c_int {
+    call(|| put(version, VERSION))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn hipGetErrorName(code: c_int) -> *const c_char {
     error::name(code).as_ptr()
 }
@@ -605,6 +614,14 @@ extern "C" fn hipPeekAtLastError() -> c_int {
     last_error(false)
 }
 
-/// Exported functions whose result is no `hipError_t` of the call itself.
-pub(crate) const MORE_NAMES: &[&str] =
-    &["hipGetErrorName", "hipGetErrorString", "hipGetLastError", "hipExtGetLastError", "hipPeekAtLastError"];
+/// Exported functions that need no device, or whose result is no `hipError_t` of the call itself.
+pub(crate) const MORE_NAMES: &[&str] = &[
+    "hipGetDeviceCount",
+    "hipDriverGetVersion",
+    "hipRuntimeGetVersion",
+    "hipGetErrorName",
+    "hipGetErrorString",
+    "hipGetLastError",
+    "hipExtGetLastError",
+    "hipPeekAtLastError",
+];

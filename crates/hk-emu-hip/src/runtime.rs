@@ -26,13 +26,17 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Defines exported functions that return a `hipError_t`, and the list of their names. A body evaluates to `Result`.
+/// Defines exported functions that return a `hipError_t`, and the list of their names. A body evaluates to `Result`. Without a device, each
+/// is `hipErrorNoDevice`, as in ROCm.
 macro_rules! api {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
             #[unsafe(no_mangle)]
             pub(crate) extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
-                crate::runtime::call(|| $body)
+                crate::runtime::call(|| {
+                    crate::runtime::some_device()?;
+                    $body
+                })
             }
         )*
 
@@ -167,6 +171,12 @@ pub(crate) struct Runtime {
     /// What the program has allocated, by first address: device memory of all devices, and mapped host memory.
     pub blocks: Mutex<BTreeMap<u64, Block>>,
     pub registered: Mutex<Registered>,
+}
+
+/// # Errors
+/// `hipErrorNoDevice`.
+pub(crate) fn some_device() -> Result {
+    if runtime().devices.is_empty() { Err(HipError::NO_DEVICE) } else { Ok(()) }
 }
 
 const DEFAULT_STACK: u64 = 1 << 10;

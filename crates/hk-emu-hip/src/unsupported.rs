@@ -8,7 +8,7 @@ use half::f16;
 use crate::error::{HipError, Result};
 use crate::host::put_if;
 use crate::memory;
-use crate::runtime::{call, say};
+use crate::runtime::{call, say, some_device};
 
 /// Says once that a function is missing.
 fn tell(told: &AtomicBool, name: &str) {
@@ -34,7 +34,7 @@ macro_rules! unsupported {
 }
 
 fn not_supported() -> c_int {
-    call(|| Err(HipError::NOT_SUPPORTED))
+    call(|| some_device().and(Err(HipError::NOT_SUPPORTED)))
 }
 
 #[rustfmt::skip] // a list
@@ -94,6 +94,7 @@ macro_rules! refused {
             extern "C" fn $name($($arg: $type),*) -> c_int {
                 static TOLD: AtomicBool = AtomicBool::new(false);
                 call(|| {
+                    some_device()?;
                     $body?;
                     tell(&TOLD, stringify!($name));
                     Err(HipError::NOT_SUPPORTED)
