@@ -17,6 +17,7 @@
 //! Exit status: 0, 1 if something failed, 2 if the command line is wrong.
 
 mod bench;
+mod check;
 mod demo;
 mod devices;
 mod exec;
@@ -95,6 +96,8 @@ enum Task {
     Inspect(inspect::Args),
     /// Execute a kernel of any code object for gfx942 or gfx950 on the emulator.
     Exec(exec::Args),
+    /// Run a HIP program on the emulator under its sanitizers, with the options of compute-sanitizer.
+    Check(check::Args),
     /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
     Mutate(mutate::Args),
     /// Measure the operators on a device, and compare with its rates and with other implementations.
@@ -122,6 +125,7 @@ impl Cli {
             Task::Run(args) => run::run(args),
             Task::Inspect(args) => inspect::run(args),
             Task::Exec(args) => exec::run(args),
+            Task::Check(args) => check::run(args),
             Task::Mutate(args) => mutate::run(args, &operators()),
             Task::Bench(args) => bench::run(args),
             Task::Demo(args) => demo::run(args, &operators()),

@@ -1,5 +1,6 @@
 //! Tests of the `hk` program and of what it knows of every operator.
 
+mod check;
 mod demo;
 mod exec;
 mod fuzz;

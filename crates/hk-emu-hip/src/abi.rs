@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 /// `dim3`, passed by value.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub(crate) struct Dim3 {
     pub x: u32,
     pub y: u32,
@@ -340,6 +340,18 @@ pub(crate) struct KernelNodeParams {
     pub pad2: u32,
 }
 
+/// `hipLaunchParams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct LaunchParams {
+    pub function: u64,
+    pub grid: Dim3,
+    pub block: Dim3,
+    pub params: u64,
+    pub dynamic_lds: u64,
+    pub stream: u64,
+}
+
 /// `hipMemPoolProps`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -459,6 +471,7 @@ const _: () = {
     assert!(size_of::<MemsetParams>() == 48);
     assert!(size_of::<DriverMemsetParams>() == 40);
     assert!(size_of::<KernelNodeParams>() == 64);
+    assert!(size_of::<LaunchParams>() == 56);
     assert!(size_of::<MemAllocNodeParams>() == 120);
     assert!(size_of::<GraphNodeParams>() == 256);
     assert!(size_of::<LaunchAttribute>() == 32);

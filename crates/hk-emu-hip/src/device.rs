@@ -11,8 +11,8 @@ use crate::abi::{PropertiesR0000, PropertiesR0600};
 use crate::capture::forbid_any;
 use crate::error::{self, HipError, Result};
 use crate::host::{get, put, put_if, put_string, string};
-use crate::runtime::{CONTEXTS, Device, Tag, api, last_error, lock, runtime};
-use crate::{memory, pool, queue};
+use crate::runtime::{CONTEXTS, Device, Tag, api, call, last_error, lock, runtime, some_device};
+use crate::{ipc, memory, pool, queue};
 
 /// HIP 6.4: `10 000 000 * major + 100 000 * minor + patch`.
 const VERSION: c_int = 60_400_000;
@@ -128,6 +128,7 @@ impl Device {
         p.regs_per_multiprocessor = REGISTERS;
         p.managed_memory = attribute(24);
         p.concurrent_managed_access = attribute(9);
+        p.host_native_atomic_supported = attribute(15);
         p.can_use_host_pointer_for_registered_mem = attribute(4);
         p.shared_mem_per_block_optin = self.arch.lds_bytes().into();
         p.max_blocks_per_multi_processor = attribute(25);
@@ -184,6 +185,7 @@ impl Device {
             3 | 4 => 1,                                            // mapped, registered host memory
             5 => part.clock_khz,                                   // ClockRate
             8 | 9 => 1,                        // ConcurrentKernels, ConcurrentManagedAccess
+            15 => 1,                           // HostNativeAtomicSupported
             19 => L2_BYTES,                    // L2CacheSize
             23 => 9,                           // ComputeCapabilityMajor
             24 => 1,                           // ManagedMemory
@@ -284,6 +286,8 @@ fn reset(device: &Device) {
     runtime.modules.retain(|module| module.device != device.ordinal);
     crate::register::unload(device);
     memory::release_all(device);
+    ipc::reset(device);
+    device.console.reset(&device.machine);
     pool::reset(device);
     device.recover();
 }
@@ -316,15 +320,6 @@ api! {
         known_device(b)?;
         put(link, XGMI)?;
         put(hops, 1)
-    }
-
-    fn hipDriverGetVersion(version: *mut c_int) { put(version, VERSION) }
-    fn hipRuntimeGetVersion(version: *mut c_int) { put(version, VERSION) }
-
-    fn hipGetDeviceCount(count: *mut c_int) {
-        let n = runtime().devices.len();
-        put(count, n as c_int)?;
-        if n == 0 { Err(HipError::NO_DEVICE) } else { Ok(()) }
     }
 
     fn hipGetDevice(ordinal: *mut c_int) { put(ordinal, runtime().current()?.ordinal as c_int) }
@@ -444,7 +439,7 @@ api! {
         }
     }
 
-    // Kernels have the stack that their metadata asks for, and no heap: these are remembered only.
+    // Kernels have the stack that their metadata asks for. Their heap is as large as it is at its first use.
     fn hipDeviceSetLimit(limit: c_int, value: u64) {
         // Bytes that a thread can have, as the hardware's registers count them.
         const MAX_STACK: u64 = (128 << 10) - 16;
@@ -577,6 +572,24 @@ api! {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn hipGetDeviceCount(count: *mut c_int) -> c_int {
+    call(|| {
+        put(count, runtime().devices.len() as c_int)?;
+        some_device()
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipDriverGetVersion(version: *mut c_int) -> c_int {
+    call(|| put(version, VERSION))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipRuntimeGetVersion(version: *mut c_int) -> c_int {
+    call(|| put(version, VERSION))
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn hipGetErrorName(code: c_int) -> *const c_char {
     error::name(code).as_ptr()
 }
@@ -601,6 +614,14 @@ extern "C" fn hipPeekAtLastError() -> c_int {
     last_error(false)
 }
 
-/// Exported functions whose result is no `hipError_t` of the call itself.
-pub(crate) const MORE_NAMES: &[&str] =
-    &["hipGetErrorName", "hipGetErrorString", "hipGetLastError", "hipExtGetLastError", "hipPeekAtLastError"];
+/// Exported functions that need no device, or whose result is no `hipError_t` of the call itself.
+pub(crate) const MORE_NAMES: &[&str] = &[
+    "hipGetDeviceCount",
+    "hipDriverGetVersion",
+    "hipRuntimeGetVersion",
+    "hipGetErrorName",
+    "hipGetErrorString",
+    "hipGetLastError",
+    "hipExtGetLastError",
+    "hipPeekAtLastError",
+];

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use hk_emu::{Counters, Dispatch, Fault, Host, Machine, MemoryError, Module};
 
+use crate::heap::Heap;
 use crate::printf::{self, Output};
 use crate::runtime::{Device, lock, say};
 use crate::{sanitize, stats};
@@ -28,8 +29,9 @@ const MAILBOX: u64 = 128;
 const HEADERS: u64 = 192;
 const PAYLOADS: u64 = HEADERS + PACKETS * HEADER;
 
-/// The service of messages that are printed.
+/// Services: messages that are printed, and memory of the heap of kernels.
 const PRINTF: u32 = 2;
+const MEMORY: u32 = 3;
 
 /// Flags and fields of the first word of a message's packet.
 const BEGIN: u64 = 1;
@@ -43,12 +45,14 @@ const MAX_MESSAGE_WORDS: usize = 1 << 17;
 /// Kinds of hidden arguments that are served.
 const HOSTCALL_BUFFER: &str = "hidden_hostcall_buffer";
 const PRINTF_BUFFER: &str = "hidden_printf_buffer";
+const HEAP: &str = "hidden_heap_v1";
 
 /// What the kernels of a device call the host with: made at the first launch that needs it.
 #[derive(Default)]
 pub(crate) struct Console {
     hostcall: Mutex<Option<u64>>,
     printf: Mutex<Option<u64>>,
+    heap: Mutex<Option<Heap>>,
     messages: Mutex<Messages>,
 }
 
@@ -100,6 +104,14 @@ pub(crate) fn launch(
     };
     let hostcall = want(HOSTCALL_BUFFER, &console.hostcall, new_buffer);
     let printf = want(PRINTF_BUFFER, &console.printf, printf::new_buffer);
+    if kernel.args.iter().any(|arg| arg.kind == HEAP) {
+        let mut heap = lock(&console.heap);
+        if heap.is_none() {
+            let limit = device.heap_limit.load(Relaxed);
+            *heap = Heap::new(machine, limit).map_err(|error| say!("{error}")).ok();
+        }
+        hidden.extend(heap.as_ref().map(|heap| (HEAP, heap.structure())));
+    }
     let complained = AtomicBool::new(false);
     let serve = || {
         let Some(buffer) = hostcall else { return };
@@ -133,6 +145,13 @@ pub(crate) fn launch(
 }
 
 impl Console {
+    /// What kernels have allocated is gone.
+    pub fn reset(&self, machine: &Machine) {
+        if let Some(heap) = lock(&self.heap).take() {
+            heap.release(machine);
+        }
+    }
+
     /// Serves the packets that wait.
     fn serve(&self, machine: &Machine, buffer: u64, complained: &AtomicBool) -> Result<(), MemoryError> {
         let mut messages = lock(&self.messages);
@@ -152,13 +171,34 @@ impl Console {
                 let at = payload + lane * 8 * SLOT_WORDS as u64;
                 let mut slot = [0u64; SLOT_WORDS];
                 machine.read(at, bytemuck::bytes_of_mut(&mut slot))?;
-                answer(&mut messages, service, &mut slot, complained);
+                match service {
+                    MEMORY => self.answer_memory(&mut slot),
+                    _ => answer(&mut messages, service, &mut slot, complained),
+                }
                 machine.write(at, bytemuck::cast_slice(&slot[..2]))?;
             }
             machine.write(header + 20, &(control & !1).to_le_bytes())?;
             packet = next;
         }
         Ok(())
+    }
+
+    /// Memory of the heap: an address to free, or 0 and the bytes to allocate.
+    fn answer_memory(&self, slot: &mut [u64; SLOT_WORDS]) {
+        let mut heap = lock(&self.heap);
+        let Some(heap) = heap.as_mut() else {
+            slot[0] = 0;
+            return;
+        };
+        match *slot {
+            [0, bytes, ..] => slot[0] = heap.alloc(bytes),
+            [addr, ..] => {
+                if !heap.free(addr) {
+                    say!("a kernel frees {addr:#x}, which its heap has not given");
+                }
+                slot[0] = 0;
+            }
+        }
     }
 }
 

@@ -6,10 +6,12 @@ mod device;
 mod error;
 mod graph;
 mod graph_api;
+mod heap;
 mod hiprtc;
 mod host;
 mod hostcall;
 mod image;
+mod ipc;
 mod lookup;
 mod managed;
 mod memory;
@@ -32,7 +34,7 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
     let group = |title, lists: &[&[&'static str]]| (title, lists.concat());
     vec![
         group("devices, contexts, errors", &[device::NAMES, device::MORE_NAMES]),
-        group("memory", &[memory::NAMES, volume::NAMES, pool::NAMES, managed::NAMES]),
+        group("memory", &[memory::NAMES, volume::NAMES, pool::NAMES, managed::NAMES, ipc::NAMES]),
         group("streams, events", &[stream::NAMES, stream::MORE_NAMES]),
         group("graphs, capture", &[capture::NAMES, graph_api::NAMES]),
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),

@@ -1,17 +1,19 @@
 //! Memory: allocation, copies, fills, and what is known of a pointer.
 //!
-//! Device memory lives in the emulator; the program cannot follow its addresses. Host memory that the API allocates or
-//! registers is the program's own, and every device has an allocation at the same address: its contents go over before
-//! a launch, and what the launch changed comes back after it.
+//! Device memory lives in the emulator; the program cannot follow its addresses. Host memory that the API allocates is the memory of
+//! every device at the same address. Memory that the program registers is its own, and may go at any time: devices have an allocation
+//! at its address, its contents go over before a launch, and what the launch changed comes back after it.
 
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use bytemuck::Zeroable;
+use hk_emu::MemoryError;
 
 use crate::abi::{
     DriverMemcpy3D, MemAllocNodeParams, Memcpy2D, PointerAttributes, Side2D, Side3D, memory_type,
@@ -50,18 +52,27 @@ pub(crate) enum Kind {
     Graph,
     /// A variable of the module with this handle.
     Global(u64),
+    /// Of another process.
+    Opened,
     /// Page-locked.
-    Host(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
-    Managed(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
+    Host(Arc<HostMemory>),
+    Managed(Arc<HostMemory>),
     /// A managed variable; programs cannot free it.
-    ManagedGlobal(#[expect(dead_code, reason = "keeps it allocated")] Arc<HostMemory>),
+    ManagedGlobal(Arc<HostMemory>),
     /// Memory of the program's own.
     Registered,
 }
 
 impl Kind {
     fn on_host(&self) -> bool {
-        matches!(self, Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered)
+        matches!(self, Kind::Registered) || self.host_memory().is_some()
+    }
+
+    fn host_memory(&self) -> Option<&Arc<HostMemory>> {
+        match self {
+            Kind::Host(memory) | Kind::Managed(memory) | Kind::ManagedGlobal(memory) => Some(memory),
+            Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened | Kind::Registered => None,
+        }
     }
 }
 
@@ -78,10 +89,25 @@ unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     fn new(bytes: u64) -> Option<HostMemory> {
-        let layout = Layout::from_size_align(usize::try_from(bytes).ok()?.max(1), HOST_ALIGN).ok()?;
+        // Whole words, which are what devices access.
+        let bytes = usize::try_from(bytes).ok()?.max(1).checked_next_multiple_of(4)?;
+        let layout = Layout::from_size_align(bytes, HOST_ALIGN).ok()?;
         // SAFETY: the size is not zero.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
         (!start.is_null()).then_some(HostMemory { start, layout })
+    }
+
+    /// Makes it memory of a device.
+    fn map(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: u64,
+        label: &str,
+    ) -> std::result::Result<(), MemoryError> {
+        let none = || MemoryError::OutOfMemory { bytes, label: label.to_owned() };
+        let start = NonNull::new(self.start.cast::<AtomicU32>()).ok_or_else(none)?;
+        // SAFETY: whole words, aligned to a page; they live as long as `self`. Nothing in this crate refers to them but by address.
+        unsafe { device.machine.map_host(start, bytes, label, self.clone()) }
     }
 }
 
@@ -201,7 +227,11 @@ impl Drop for ManagedGlobal {
 
 fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
     for (i, device) in runtime.devices.iter().enumerate() {
-        if device.machine.alloc_at(addr, block.size, label).is_err() {
+        let mapped = match block.kind.host_memory() {
+            Some(memory) => memory.map(device, block.size, label),
+            None => device.machine.alloc_at(addr, block.size, label),
+        };
+        if mapped.is_err() {
             for earlier in &runtime.devices[..i] {
                 let _ = earlier.machine.free(addr);
             }
@@ -264,7 +294,12 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
             }
         }
         Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered => {
-            for device in &runtime.devices {
+            for device in runtime.devices.iter() {
+                let _ = device.machine.free(addr);
+            }
+        }
+        Kind::Opened => {
+            if let Some(device) = runtime.devices.get(block.device) {
                 let _ = device.machine.free(addr);
             }
         }
@@ -458,36 +493,57 @@ pub(crate) fn remove_globals(module: u64) {
     lock(&runtime().blocks).retain(|_, block| !matches!(block.kind, Kind::Global(m) if m == module));
 }
 
-/// Host memory while a kernel may use it.
+/// First address and device of memory that other processes can have: what `hipMalloc` and its like gave.
+pub(crate) fn shareable(ptr: u64) -> Option<(u64, &'static Device)> {
+    let (base, block) = lookup(ptr).filter(|(_, block)| matches!(block.kind, Kind::Device))?;
+    Some((base, runtime().devices.get(block.device)?))
+}
+
+/// Makes memory of another process known, which a device has at this address; its size.
+pub(crate) fn add_opened(device: &Device, base: u64) -> Result<u64> {
+    let all = device.machine.allocations();
+    let (_, size) = *all.iter().find(|(addr, _)| *addr == base).ok_or(HipError::INVALID_DEVICE_POINTER)?;
+    let block = Block { size, device: device.ordinal, kind: Kind::Opened, flags: 0 };
+    lock(&runtime().blocks).insert(base, block);
+    Ok(size)
+}
+
+/// Closes memory of another process.
+pub(crate) fn close(base: u64) {
+    if let Some(block) = lock(&runtime().blocks).remove(&base) {
+        release(runtime(), base, &block);
+    }
+}
+
+/// Registered host memory while a kernel may use it.
 pub(crate) struct Mapped {
-    /// Address, what keeps it alive, and the contents before the launch.
-    parts: Vec<(u64, Kind, Vec<u8>)>,
+    /// Address, and the contents before the launch.
+    parts: Vec<(u64, Vec<u8>)>,
 }
 
 impl Mapped {
-    /// Gives the device the contents of mapped host memory. `None` if there is none.
+    /// Gives the device the contents of registered host memory. `None` if there is none.
     ///
     /// # Errors
-    /// `hipErrorInvalidValue` if registered memory is no longer there.
+    /// `hipErrorInvalidValue` if it is no longer there.
     pub fn enter(device: &Device) -> Result<Option<Mapped>> {
-        let on_host = |b: &Block| b.kind.on_host();
-        if !lock(&runtime().blocks).values().any(on_host) {
+        let blocks: Vec<(u64, u64)> = lock(&runtime().blocks)
+            .iter()
+            .filter(|(_, block)| matches!(block.kind, Kind::Registered))
+            .map(|(addr, block)| (*addr, block.size))
+            .collect();
+        if blocks.is_empty() {
             return Ok(None);
         }
-        let blocks: Vec<(u64, Block)> = lock(&runtime().blocks)
-            .iter()
-            .filter(|(_, block)| on_host(block))
-            .map(|(addr, block)| (*addr, block.clone()))
-            .collect();
         let mut parts = vec![];
-        for (addr, block) in blocks {
-            let mut contents = vec![0; block.size as usize];
+        for (addr, size) in blocks {
+            let mut contents = vec![0; size as usize];
             host::read(addr, &mut contents).inspect_err(|_| {
                 say!("registered host memory at {addr:#x} is no longer there");
             })?;
             // Freed meanwhile by another thread: the launch does not see it.
             if device.machine.write(addr, &contents).is_ok() {
-                parts.push((addr, block.kind, contents));
+                parts.push((addr, contents));
             }
         }
         Ok(Some(Mapped { parts }))
@@ -495,7 +551,7 @@ impl Mapped {
 
     /// Copies back the bytes that the launch has changed, and no others: the program may have written next to them.
     pub fn leave(self, device: &Device) {
-        for (addr, _alive, before) in &self.parts {
+        for (addr, before) in &self.parts {
             let mut after = vec![0; before.len()];
             if device.machine.read(*addr, &mut after).is_err() {
                 continue;
@@ -759,7 +815,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
         return a;
     };
     a.memory_type = match block.kind {
-        Kind::Device | Kind::Graph | Kind::Global(_) => memory_type::DEVICE,
+        Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened => memory_type::DEVICE,
         Kind::Host(_) | Kind::Registered => memory_type::HOST,
         Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
@@ -892,7 +948,13 @@ api! {
         let runtime = runtime();
         let device = runtime.current()?;
         let taken = {
-            let blocks = lock(&runtime.blocks);
+            let mut blocks = lock(&runtime.blocks);
+            // What was registered there before may be gone: as in ROCm, the last one counts.
+            if matches!(blocks.get(&ptr), Some(Block { kind: Kind::Registered, .. }))
+                && let Some(block) = blocks.remove(&ptr)
+            {
+                release(runtime, ptr, &block);
+            }
             let inside = blocks.range((Excluded(ptr), Unbounded)).next().is_some_and(|(b, _)| *b < ptr + bytes);
             inside || find(&blocks, ptr).is_some()
         };

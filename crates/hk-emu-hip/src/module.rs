@@ -317,6 +317,19 @@ static BLOCKING: LazyLock<bool> = LazyLock::new(|| {
     set("HIP_LAUNCH_BLOCKING") || set("AMD_SERIALIZE_KERNEL")
 });
 
+/// Whether a failed assertion of a kernel ends the program, as in ROCm, or is an error of the device.
+static ABORTS: LazyLock<bool> = LazyLock::new(|| {
+    const VARIABLE: &str = "HK_EMU_ASSERT";
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("error") => false,
+        Ok("abort" | "") | Err(_) => true,
+        Ok(other) => {
+            say!("{VARIABLE}=`{other}` is neither abort nor error");
+            true
+        }
+    }
+});
+
 fn check_device(function: &Function, on: StreamRef) -> Result {
     if function.module.device == on.device.ordinal {
         return Ok(());
@@ -350,7 +363,12 @@ pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8], from: O
             Fault::Memory { space: Space::Global, .. } => HipError::ILLEGAL_ADDRESS,
             Fault::Budget { .. } => HipError::LAUNCH_TIME_OUT,
             // A failed assertion prints, and traps.
-            Fault::Trap { .. } if complained => HipError::ASSERT,
+            Fault::Trap { .. } if complained => {
+                if *ABORTS {
+                    sanitize::abort();
+                }
+                HipError::ASSERT
+            }
             _ => HipError::LAUNCH_FAILURE,
         };
         device.fail(error);
@@ -402,6 +420,12 @@ fn resident_blocks(function: &Function, block: u32, dynamic_lds: u64) -> Result<
     } else {
         workgroups_per_cu(device.arch, kernel.total_vgprs, lds, block)
     })
+}
+
+/// # Errors
+/// `hipErrorInvalidValue` for other flags than the default and `hipOccupancyDisableCachingOverride`.
+pub(crate) fn check_occupancy_flags(flags: c_uint) -> Result {
+    if flags <= 1 { Ok(()) } else { Err(HipError::INVALID_VALUE) }
 }
 
 pub(crate) fn max_active_blocks(
@@ -590,8 +614,9 @@ api! {
         f: u64,
         block: c_int,
         dynamic_lds: u64,
-        _flags: c_uint,
+        flags: c_uint,
     ) {
+        check_occupancy_flags(flags)?;
         max_active_blocks(count, &*known_function(f)?, block, dynamic_lds)
     }
 
@@ -611,8 +636,9 @@ api! {
         f: u64,
         dynamic_lds: u64,
         limit: c_int,
-        _flags: c_uint,
+        flags: c_uint,
     ) {
+        check_occupancy_flags(flags)?;
         potential_block_size(grid, block, &*known_function(f)?, dynamic_lds, limit)
     }
 }

@@ -168,7 +168,7 @@ fn c_format(spec: &str, text_bytes: usize, value: Value<'_>) -> Option<Vec<u8>> 
 /// The buffer that kernels with `-mprintf-kind=buffered` append frames to: bytes used and bytes there are, then the frames.
 const HEADER: u64 = 8;
 /// Bytes of frames, as ROCm's limit of the printf FIFO is by default.
-pub(crate) const BUFFER_BYTES: u64 = 1 << 20;
+pub(crate) const BUFFER_BYTES: u64 = 4 << 20;
 
 /// An empty buffer.
 pub(crate) fn new_buffer(machine: &Machine) -> Result<u64, MemoryError> {

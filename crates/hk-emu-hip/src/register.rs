@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::sync::Arc;
 
-use crate::abi::{Dim3, FatBinaryWrapper, FuncAttributes};
+use crate::abi::{Dim3, FatBinaryWrapper, FuncAttributes, LaunchParams};
 use crate::error::{HipError, Result, SUCCESS};
 use crate::host::{get, put, read, string};
 use crate::image;
@@ -222,6 +222,32 @@ api! {
         launch_host_function(function, grid, block, arguments, dynamic_lds, on, (start, stop))
     }
 
+    fn hipExtLaunchMultiKernelMultiDevice(list: *const LaunchParams, count: c_int, flags: c_uint) {
+        let devices = runtime().devices.len();
+        let count = usize::try_from(count).ok().filter(|n| (1..=devices).contains(n));
+        // Neither waits before nor after it.
+        const NO_SYNCHRONIZATION: c_uint = 3;
+        if flags & !NO_SYNCHRONIZATION != 0 {
+            return Err(HipError::INVALID_VALUE);
+        }
+        let all = (0..count.ok_or(HipError::INVALID_VALUE)?).map(|i| get(list.wrapping_add(i)));
+        let all = all.collect::<Result<Vec<LaunchParams>>>()?;
+        let shape = |p: &LaunchParams| (p.function, p.grid, p.block, p.dynamic_lds);
+        let mut on = vec![];
+        for p in &all {
+            let device = stream(p.stream)?.device.ordinal;
+            if shape(p) != shape(&all[0]) || p.stream == 0 || on.contains(&device) {
+                return Err(HipError::INVALID_VALUE);
+            }
+            on.push(device);
+        }
+        for p in &all {
+            let arguments = Arguments { params: p.params, extra: 0 };
+            launch_host_function(p.function, p.grid, p.block, arguments, p.dynamic_lds, p.stream, (0, 0))?;
+        }
+        Ok(())
+    }
+
     fn hipGetFuncBySymbol(handle: *mut u64, function: u64) {
         put(handle, function_on(runtime().current()?, function)?)
     }
@@ -258,8 +284,9 @@ api! {
         function: u64,
         block: c_int,
         dynamic_lds: u64,
-        _flags: c_uint,
+        flags: c_uint,
     ) {
+        module::check_occupancy_flags(flags)?;
         module::max_active_blocks(count, &*current_function(function)?, block, dynamic_lds)
     }
 

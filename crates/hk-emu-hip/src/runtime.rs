@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use hk_codeobj::Arch;
 use hk_emu::{Checks, Machine, MachineOptions, MatrixNumerics, Node};
@@ -25,13 +26,17 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Defines exported functions that return a `hipError_t`, and the list of their names. A body evaluates to `Result`.
+/// Defines exported functions that return a `hipError_t`, and the list of their names. A body evaluates to `Result`. Without a device, each
+/// is `hipErrorNoDevice`, as in ROCm.
 macro_rules! api {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
             #[unsafe(no_mangle)]
             pub(crate) extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
-                crate::runtime::call(|| $body)
+                crate::runtime::call(|| {
+                    crate::runtime::some_device()?;
+                    $body
+                })
             }
         )*
 
@@ -157,7 +162,8 @@ impl<T> Table<T> {
 }
 
 pub(crate) struct Runtime {
-    pub devices: Vec<Device>,
+    /// Made by the first call that needs one, from the environment as it is then. What a program registers before its `main` does not.
+    pub devices: LazyLock<Vec<Device>>,
     pub streams: Table<Stream>,
     pub events: Table<Event>,
     pub modules: Table<Module>,
@@ -165,6 +171,12 @@ pub(crate) struct Runtime {
     /// What the program has allocated, by first address: device memory of all devices, and mapped host memory.
     pub blocks: Mutex<BTreeMap<u64, Block>>,
     pub registered: Mutex<Registered>,
+}
+
+/// # Errors
+/// `hipErrorNoDevice`.
+pub(crate) fn some_device() -> Result {
+    if runtime().devices.is_empty() { Err(HipError::NO_DEVICE) } else { Ok(()) }
 }
 
 const DEFAULT_STACK: u64 = 1 << 10;
@@ -178,11 +190,11 @@ const MAX_DEVICES: usize = 8;
 /// Bytes of memory of a device: there are addresses for more.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// The runtime, made from the environment by the first call that needs it.
+/// The runtime, made by the first call.
 pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| Runtime {
-        devices: devices(),
+        devices: LazyLock::new(devices),
         streams: Table::new(Tag::Stream),
         events: Table::new(Tag::Event),
         modules: Table::new(Tag::Module),
@@ -210,7 +222,9 @@ fn devices() -> Vec<Device> {
 /// What the variables say that hold for every emulated device.
 fn defaults() -> std::result::Result<MachineOptions, String> {
     // ROCm runs kernels in the unaligned mode: packed structures are addressed as they lie. Programs see that a kernel waits.
-    let mut options = MachineOptions::default().allow_misaligned(true).paced(true);
+    // The host may be slow to write what one waits for.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let mut options = MachineOptions::default().allow_misaligned(true).paced(true).patience(PATIENCE);
     crate::sanitize::from_environment()?;
     if let Ok(names) = std::env::var("HK_SANITIZE") {
         let checks: Checks = names.parse().map_err(|e| format!("HK_SANITIZE=`{names}`: {e}"))?;

@@ -163,6 +163,11 @@ impl Sanitize {
                 self.keep(&Report { device, stream: None, fault: None, leak: Some(leak), frames });
             }
         }
+        self.exit();
+    }
+
+    /// Ends the program with the code for errors, if there is one and there were any.
+    fn exit(&self) {
         let (found, Some(code)) = (self.found.load(Relaxed), self.exit_code) else { return };
         if found != 0 {
             say!("{found} errors: exit code {code}");
@@ -267,6 +272,14 @@ pub(crate) fn from_environment() -> Result<&'static Sanitize, String> {
 pub(crate) fn options() -> &'static Sanitize {
     static NONE: OnceLock<Sanitize> = OnceLock::new();
     from_environment().unwrap_or_else(|_| NONE.get_or_init(Sanitize::default))
+}
+
+/// Ends the program because of what a kernel has done, with what is told at an end.
+pub(crate) fn abort() -> ! {
+    stats::end();
+    options().exit();
+    flush_all();
+    std::process::abort()
 }
 
 /// Runs when the library ends, behind all that the program does at its exit.

@@ -1,16 +1,14 @@
 //! Streams and events.
-//!
-//! A call executes its command before it returns, on the calling thread. Every correct program allows this order: it is
-//! the order of each stream, and an event is recorded before a command waits for it.
 
 use std::ffi::{c_float, c_int, c_uint};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::capture::{self, Mark};
 use crate::error::{HipError, Result};
 use crate::host::{get, put};
+use crate::ipc::SharedEvent;
 use crate::runtime::{Device, api, lock, runtime};
 use crate::work::{self, Work, submit};
 use crate::{pool, queue};
@@ -35,6 +33,8 @@ pub(crate) struct Event {
     mark: Mutex<Option<Mark>>,
     /// The stream that it was recorded on last.
     stream: AtomicU64,
+    /// Its records, if other processes can have it.
+    pub shared: Option<Arc<SharedEvent>>,
 }
 
 /// The stream that a command goes to.
@@ -119,7 +119,7 @@ fn query(handle: u64) -> Result {
     stream.device.check()
 }
 
-pub(crate) fn event(handle: u64) -> Result<std::sync::Arc<Event>> {
+pub(crate) fn event(handle: u64) -> Result<Arc<Event>> {
     runtime().events.get(handle).ok_or(HipError::INVALID_HANDLE)
 }
 
@@ -132,7 +132,7 @@ fn create_event(handle: *mut u64, flags: c_uint) -> Result {
     let runtime = runtime();
     let device = runtime.current()?;
     device.check()?;
-    // One that other processes may open, which is not supported, must have no time.
+    // One that other processes may open must have no time.
     let timed = flags & NO_TIMING == 0;
     if flags & !(1 | NO_TIMING | INTERPROCESS | RELEASE) != 0
         || (flags & RELEASE).count_ones() > 1
@@ -140,6 +140,11 @@ fn create_event(handle: *mut u64, flags: c_uint) -> Result {
     {
         return Err(HipError::INVALID_VALUE);
     }
+    let shared = if flags & INTERPROCESS != 0 { Some(SharedEvent::new()?) } else { None };
+    insert_event(handle, device, flags, shared)
+}
+
+fn insert_event(handle: *mut u64, device: &Device, flags: c_uint, shared: Option<SharedEvent>) -> Result {
     put(handle, 0)?;
     let event = Event {
         device: device.ordinal,
@@ -148,8 +153,14 @@ fn create_event(handle: *mut u64, flags: c_uint) -> Result {
         ticket: AtomicU64::new(0),
         mark: Mutex::default(),
         stream: AtomicU64::new(0),
+        shared: shared.map(Arc::new),
     };
-    put(handle, runtime.events.insert(|_| event))
+    put(handle, runtime().events.insert(|_| event))
+}
+
+/// An event of another process.
+pub(crate) fn open_event(handle: *mut u64, shared: SharedEvent) -> Result {
+    insert_event(handle, runtime().current()?, NO_TIMING | INTERPROCESS, Some(shared))
 }
 
 /// Records an event after the commands queued on its stream so far.
@@ -166,7 +177,13 @@ pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
             event.pass();
         } else {
             let recorded = event.clone();
-            let ticket = queue::add(on, &[], move || *lock(&recorded.recorded) = Some(Instant::now()));
+            let number = event.shared.as_ref().map(|shared| shared.begin());
+            let ticket = queue::add(on, &[], move || {
+                *lock(&recorded.recorded) = Some(Instant::now());
+                if let (Some(shared), Some(number)) = (&recorded.shared, number) {
+                    shared.end(number);
+                }
+            });
             event.ticket.store(ticket, Relaxed);
         }
     }
@@ -199,10 +216,30 @@ impl Event {
     fn pass(&self) {
         *lock(&self.recorded) = Some(Instant::now());
         self.ticket.store(0, Relaxed);
+        if let Some(shared) = &self.shared {
+            shared.end(shared.begin());
+        }
     }
 
     fn ticket(&self) -> u64 {
         self.ticket.load(Relaxed)
+    }
+
+    /// Whether it was recorded, or a command is to do so.
+    fn was_recorded(&self) -> bool {
+        self.ticket() != 0 || lock(&self.recorded).is_some()
+    }
+
+    /// Whether the work before it is done, in any process.
+    fn is_done(&self) -> bool {
+        queue::is_done(self.ticket()) && self.shared.as_ref().is_none_or(|shared| shared.last().1)
+    }
+
+    fn wait(&self) {
+        queue::wait(self.ticket());
+        if let Some(shared) = &self.shared {
+            shared.wait(shared.last().0);
+        }
     }
 
     /// The work before it may have failed.
@@ -214,7 +251,7 @@ impl Event {
 /// Waits for the work before an event; an event that was never recorded has none.
 pub(crate) fn wait_for(handle: u64) -> Result {
     let event = event(handle)?;
-    queue::wait(event.ticket());
+    event.wait();
     event.check()
 }
 
@@ -228,7 +265,7 @@ fn synchronize_event(handle: u64) -> Result {
 fn query_event(handle: u64) -> Result {
     let event = event(handle)?;
     capture::forbid_captured(lock(&event.mark).as_ref())?;
-    if queue::is_done(event.ticket()) { event.check() } else { Err(HipError::NOT_READY) }
+    if event.is_done() { event.check() } else { Err(HipError::NOT_READY) }
 }
 
 fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
@@ -257,6 +294,11 @@ fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
     event.check()?;
     if !queue::is_done(event.ticket()) {
         queue::add(on, &[event.ticket()], || {});
+    }
+    if let Some(shared) = event.shared.clone()
+        && let (record, false) = shared.last()
+    {
+        queue::add(on, &[], move || shared.wait(record));
     }
     Ok(())
 }
@@ -384,11 +426,16 @@ api! {
         if start.device != stop.device || (start.flags | stop.flags) & NO_TIMING != 0 {
             return Err(HipError::INVALID_HANDLE);
         }
-        if !queue::is_done(start.ticket()) || !queue::is_done(stop.ticket()) {
+        let events = [&start, &stop];
+        if events.iter().any(|event| !event.was_recorded()) {
+            return Err(HipError::INVALID_HANDLE);
+        }
+        if !events.iter().all(|event| queue::is_done(event.ticket())) {
             return Err(HipError::NOT_READY);
         }
-        let (from, to) = (*lock(&start.recorded), *lock(&stop.recorded));
-        let (Some(from), Some(to)) = (from, to) else { return Err(HipError::INVALID_HANDLE) };
+        // One lock at a time: both may be of one event.
+        let time = |event: &Event| lock(&event.recorded).ok_or(HipError::INVALID_HANDLE);
+        let (from, to) = (time(&start)?, time(&stop)?);
         let ns = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as f64;
         put(ms, ((ns(to, from) - ns(from, to)) / 1e6) as c_float)
     }

@@ -8,7 +8,7 @@ use half::f16;
 use crate::error::{HipError, Result};
 use crate::host::put_if;
 use crate::memory;
-use crate::runtime::{call, say};
+use crate::runtime::{call, say, some_device};
 
 /// Says once that a function is missing.
 fn tell(told: &AtomicBool, name: &str) {
@@ -34,7 +34,7 @@ macro_rules! unsupported {
 }
 
 fn not_supported() -> c_int {
-    call(|| Err(HipError::NOT_SUPPORTED))
+    call(|| some_device().and(Err(HipError::NOT_SUPPORTED)))
 }
 
 #[rustfmt::skip] // a list
@@ -44,8 +44,7 @@ unsupported! { NAMES, not_supported();
     hipCreateSurfaceObject hipCreateTextureObject hipCtxDisablePeerAccess hipCtxEnablePeerAccess
     hipDestroyExternalMemory hipDestroyExternalSemaphore hipDestroySurfaceObject hipDestroyTextureObject
     hipDeviceGetTexture1DLinearMaxWidth hipDrvLaunchKernelEx hipEnableActivityCallback
-    hipExtLaunchMultiKernelMultiDevice hipExternalMemoryGetMappedBuffer
-    hipExternalMemoryGetMappedMipmappedArray hipGLGetDevices hipGetChannelDesc hipGetDriverEntryPoint_spt
+    hipExternalMemoryGetMappedBuffer hipExternalMemoryGetMappedMipmappedArray hipGLGetDevices hipGetChannelDesc hipGetDriverEntryPoint_spt
     hipGetMipmappedArrayLevel hipGetTextureAlignmentOffset hipGetTextureObjectResourceDesc
     hipGetTextureObjectResourceViewDesc hipGetTextureObjectTextureDesc hipGetTextureReference
     hipGraphAddBatchMemOpNode hipGraphAddExternalSemaphoresSignalNode hipGraphAddExternalSemaphoresWaitNode
@@ -56,7 +55,6 @@ unsupported! { NAMES, not_supported();
     hipGraphicsGLRegisterBuffer hipGraphicsGLRegisterImage hipGraphicsMapResources
     hipGraphicsResourceGetMappedPointer hipGraphicsSubResourceGetMappedArray hipGraphicsUnmapResources
     hipGraphicsUnregisterResource hipImportExternalMemory hipImportExternalSemaphore hipInitActivityCallback
-    hipIpcCloseMemHandle hipIpcGetEventHandle hipIpcOpenEventHandle hipIpcOpenMemHandle
     hipLaunchCooperativeKernel hipLaunchCooperativeKernelMultiDevice hipLaunchCooperativeKernel_spt
     hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount hipLibraryLoadData hipLibraryLoadFromFile
     hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete hipLinkCreate hipLinkDestroy
@@ -96,6 +94,7 @@ macro_rules! refused {
             extern "C" fn $name($($arg: $type),*) -> c_int {
                 static TOLD: AtomicBool = AtomicBool::new(false);
                 call(|| {
+                    some_device()?;
                     $body?;
                     tell(&TOLD, stringify!($name));
                     Err(HipError::NOT_SUPPORTED)
@@ -123,10 +122,6 @@ refused! {
     fn hipMemcpy2DFromArrayAsync(_dst: u64, _pitch: u64, src: u64) { given(&[src], HipError::INVALID_HANDLE) }
     fn hipWaitExternalSemaphoresAsync(list: u64, params: u64) { given(&[list, params], INVALID) }
     fn hipSignalExternalSemaphoresAsync(list: u64, params: u64) { given(&[list, params], INVALID) }
-
-    fn hipIpcGetMemHandle(handle: u64, ptr: u64) {
-        given(&[handle, ptr], INVALID).and_then(|()| memory::known(ptr, INVALID))
-    }
 
     fn hipPointerSetAttribute(value: u64, attribute: c_int, ptr: u64) {
         const SYNC_MEMOPS: c_int = 6;

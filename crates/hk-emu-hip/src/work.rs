@@ -291,7 +291,9 @@ fn region(side: &Side3D, width: u64, rows: u64) -> Result<Region> {
     if side.height != 0 && side.y.checked_add(rows).is_none_or(|end| end > side.height) {
         return Err(HipError::INVALID_VALUE);
     }
-    Region::new(base, [side.x_in_bytes, side.y, side.z], pitch, side.height)
+    // Without a height, slices follow each other.
+    let height = if side.height == 0 { rows } else { side.height };
+    Region::new(base, [side.x_in_bytes, side.y, side.z], pitch, height)
 }
 
 const HOST_TO_DEVICE: i32 = 1;

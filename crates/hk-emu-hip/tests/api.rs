@@ -73,6 +73,11 @@ unsafe extern "C" {
     fn hipMallocFromPoolAsync(ptr: *mut Ptr, bytes: usize, pool: Ptr, stream: Ptr) -> c_int;
     fn hipFreeAsync(ptr: Ptr, stream: Ptr) -> c_int;
     fn hipMemcpy3D(parameters: *const Copy3D) -> c_int;
+    fn hipIpcGetMemHandle(handle: *mut IpcHandle, ptr: Ptr) -> c_int;
+    fn hipIpcOpenMemHandle(ptr: *mut Ptr, handle: IpcHandle, flags: u32) -> c_int;
+    fn hipIpcCloseMemHandle(ptr: Ptr) -> c_int;
+    fn hipIpcGetEventHandle(handle: *mut IpcHandle, event: Ptr) -> c_int;
+    fn hipIpcOpenEventHandle(event: *mut Ptr, handle: IpcHandle) -> c_int;
     fn hipModuleLoad(module: *mut Ptr, path: *const c_char) -> c_int;
     fn hipModuleLoadData(module: *mut Ptr, image: *const c_void) -> c_int;
     fn hipModuleUnload(module: Ptr) -> c_int;
@@ -108,6 +113,11 @@ struct PoolProps {
     max_size: usize,
     reserved: [u8; 56],
 }
+
+/// `hipIpcMemHandle_t`, `hipIpcEventHandle_t`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct IpcHandle([u8; 64]);
 
 /// `hipMemcpy3DParms`.
 #[repr(C)]
@@ -498,8 +508,9 @@ fn kernels_use_host_memory() {
     let mut own = vec![7i32; 100];
     let start: Ptr = own.as_mut_ptr().cast();
     ok!(hipHostRegister(start, 400, 0));
-    want!(ALREADY_REGISTERED, hipHostRegister(start, 4, 0));
+    want!(ALREADY_REGISTERED, hipHostRegister(start.wrapping_byte_add(4), 4, 0));
     want!(ALREADY_REGISTERED, hipHostRegister(start.wrapping_byte_sub(4), 8, 0));
+    ok!(hipHostRegister(start, 400, 0)); // again, as in ROCm
     for (at, what) in
         [(on_device.wrapping_byte_add(8000), "allocated"), (start.wrapping_byte_add(40), "registered")]
     {
@@ -514,6 +525,21 @@ fn kernels_use_host_memory() {
         Attributes { kind: -1, device: -1, device_pointer: 0, host_pointer: 1, managed: 1, flags: 1 };
     ok!(hipPointerGetAttributes(&mut attributes, host));
     assert_eq!((attributes.kind, attributes.host_pointer), (1, host as usize));
+    // A kernel and the host wait for each other's writes.
+    let answer = function(module, "answer");
+    let word = host.cast::<i32>();
+    // SAFETY: the first word of memory that is alive; the kernel accesses it by atomics as well.
+    let word = unsafe { std::sync::atomic::AtomicI32::from_ptr(word) };
+    word.store(0, Relaxed);
+    assert_eq!(launch(answer, 1, 1, 0, &mut [address(&mut on_device)]), SUCCESS);
+    let began = std::time::Instant::now();
+    while word.load(Relaxed) != 1 && began.elapsed().as_secs() < 60 {
+        std::thread::yield_now();
+    }
+    assert_eq!(word.load(Relaxed), 1, "the kernel has written");
+    word.store(2, Relaxed);
+    ok!(hipDeviceSynchronize());
+    assert_eq!(word.load(Relaxed), 3, "the kernel has seen it");
     ok!(hipHostUnregister(start));
     want!(NOT_REGISTERED, hipHostUnregister(start));
     want!(NOT_REGISTERED, hipHostUnregister(host));
@@ -548,6 +574,8 @@ fn streams_and_events() {
     assert!((2.0..1000.0).contains(&ms), "{ms} ms");
     ok!(hipEventElapsedTime(&mut ms, stop, start));
     assert!(ms < -1.9, "{ms} ms");
+    ok!(hipEventElapsedTime(&mut ms, stop, stop));
+    assert_eq!(ms, 0.0);
     want!(INVALID_HANDLE, hipEventElapsedTime(&mut ms, start, untimed));
     want!(INVALID_VALUE, hipEventElapsedTime(null_mut(), start, stop));
     ok!(hipStreamWaitEvent(stream, start, 0));
@@ -602,6 +630,10 @@ fn work_is_in_flight() {
     want!(NOT_READY, hipStreamQuery(first));
     want!(NOT_READY, hipEventQuery(event));
     want!(NOT_READY, hipEventElapsedTime(&mut 0.0, event, event));
+    let mut never = null_mut();
+    ok!(hipEventCreateWithFlags(&mut never, 0));
+    want!(INVALID_HANDLE, hipEventElapsedTime(&mut 0.0, event, never));
+    ok!(hipEventDestroy(never));
     // A stream that waits for the event, and one that does not.
     ok!(hipStreamWaitEvent(second, event, 0));
     ok!(hipMemsetAsync(memory, 1, 4, second));
@@ -628,6 +660,109 @@ fn work_is_in_flight() {
     }
     ok!(hipEventDestroy(event));
     ok!(hipFree(memory));
+}
+
+const INVALID_CONTEXT: c_int = 201;
+const LAZY: u32 = 1;
+const INTERPROCESS: u32 = 4 | 2;
+
+/// A handle for a process to come, and in it.
+fn handle_in(name: &str) -> IpcHandle {
+    let text = std::env::var(name).unwrap();
+    IpcHandle(std::array::from_fn(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()))
+}
+
+fn handle_out(IpcHandle(bytes): IpcHandle) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn memory_and_events_of_two_processes() {
+    let none = IpcHandle([0; 64]);
+    let (memory, [mut first, mut second, mut event]) = (upload(&[1i32, 2, 3, 4]), [none; 3]);
+    want!(INVALID_VALUE, hipIpcGetMemHandle(null_mut(), memory));
+    want!(INVALID_VALUE, hipIpcGetMemHandle(&mut first, null_mut()));
+    want!(INVALID_VALUE, hipIpcGetMemHandle(&mut first, memory.wrapping_byte_add(16)));
+    ok!(hipIpcGetMemHandle(&mut first, memory));
+    ok!(hipIpcGetMemHandle(&mut second, memory.wrapping_byte_add(8)));
+    assert_ne!(first, second);
+    assert_eq!(download::<i32>(memory, 4), [1, 2, 3, 4]);
+    let mut own = null_mut();
+    want!(INVALID_CONTEXT, hipIpcOpenMemHandle(&mut own, first, LAZY));
+    want!(INVALID_VALUE, hipIpcOpenMemHandle(&mut own, first, 0));
+    want!(INVALID_VALUE, hipIpcOpenMemHandle(&mut own, none, LAZY));
+    want!(INVALID_VALUE, hipIpcCloseMemHandle(memory));
+
+    let (mut stream, [mut shared, mut private]) = (null_mut(), [null_mut(); 2]);
+    ok!(hipStreamCreate(&mut stream));
+    want!(INVALID_VALUE, hipEventCreateWithFlags(&mut shared, 4));
+    ok!(hipEventCreateWithFlags(&mut shared, INTERPROCESS));
+    ok!(hipEventCreateWithFlags(&mut private, 2));
+    want!(INVALID_VALUE, hipIpcGetEventHandle(null_mut(), shared));
+    want!(INVALID_VALUE, hipIpcGetEventHandle(&mut event, null_mut()));
+    want!(INVALID_CONFIGURATION, hipIpcGetEventHandle(&mut event, private));
+    ok!(hipIpcGetEventHandle(&mut event, shared));
+    want!(INVALID_CONTEXT, hipIpcOpenEventHandle(&mut own, event));
+    want!(INVALID_VALUE, hipIpcOpenEventHandle(&mut own, first));
+
+    // The other process finds work of this one in flight: until it has said so.
+    let mut open = AtomicBool::new(false);
+    ok!(hipStreamAddCallback(stream, gate, address(&mut open), 0));
+    ok!(hipEventRecord(shared, stream));
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "api::child_opens_memory_and_events", "--ignored", "--nocapture"]);
+    child.env("FIRST", handle_out(first)).env("SECOND", handle_out(second)).env("EVENT", handle_out(event));
+    let mut child = child.env("HK_EMU_ARCH", "gfx950").stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let found = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("in flight")));
+    open.store(true, Relaxed);
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert!(found.is_some() && child.wait().unwrap().success(), "{rest:?}");
+    assert_eq!(download::<i32>(memory, 4), [42, 2, 3, 42]);
+    ok!(hipEventSynchronize(shared)); // as the other process has recorded it
+    for event in [shared, private] {
+        ok!(hipEventDestroy(event));
+    }
+    ok!(hipStreamDestroy(stream));
+    ok!(hipFree(memory));
+}
+
+#[test]
+#[ignore = "a process for the test above"]
+fn child_opens_memory_and_events() {
+    let (mut event, [mut first, mut second, mut again]) = (null_mut(), [null_mut(); 3]);
+    ok!(hipIpcOpenEventHandle(&mut event, handle_in("EVENT")));
+    want!(NOT_READY, hipEventQuery(event));
+    ok!(hipStreamWaitEvent(null_mut(), event, 0));
+    want!(NOT_READY, hipStreamQuery(null_mut()));
+    println!("in flight");
+    ok!(hipStreamSynchronize(null_mut()));
+    ok!(hipEventQuery(event));
+
+    ok!(hipIpcOpenMemHandle(&mut first, handle_in("FIRST"), LAZY));
+    ok!(hipIpcOpenMemHandle(&mut second, handle_in("SECOND"), LAZY));
+    ok!(hipIpcOpenMemHandle(&mut again, handle_in("FIRST"), LAZY));
+    assert_eq!((first.wrapping_byte_add(8), first), (second, again));
+    assert_eq!(download::<i32>(first, 4), [1, 2, 3, 4]);
+    want!(INVALID_VALUE, hipFree(first));
+    let image = image("gfx950");
+    let mut module = null_mut();
+    ok!(hipModuleLoadData(&mut module, image.as_ptr().cast()));
+    let poke = function(module, "poke");
+    let mut last = second.wrapping_byte_add(4);
+    for at in [&mut first, &mut last] {
+        assert_eq!(launch(poke, 1, 1, 0, &mut [address(at)]), SUCCESS);
+    }
+    ok!(hipEventRecord(event, null_mut()));
+    ok!(hipEventSynchronize(event));
+    for at in [first, second] {
+        ok!(hipIpcCloseMemHandle(at));
+        assert_eq!(download::<i32>(again, 1), [42]);
+    }
+    ok!(hipIpcCloseMemHandle(again));
+    want!(INVALID_VALUE, hipIpcCloseMemHandle(again));
+    want!(INVALID_VALUE, hipMemcpy(address(&mut [0i32]), again, 4, 2));
+    ok!(hipEventDestroy(event));
 }
 
 #[test]

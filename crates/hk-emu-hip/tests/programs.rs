@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{clang, code_object, code_object_with, printed, run, runtime, source};
+use crate::common::{clang, code_object, code_object_with, printed, run, run_with, runtime, source};
 
 const BOTH: &str = "gfx942,gfx950";
 
@@ -148,29 +148,31 @@ fn printf_and_assert_of_kernels() {
         let program =
             compiled_with("printf.hip", &["gfx942", "gfx950"], dir.path(), runtime.path(), [&[], &[&kind]]);
         for device in ["gfx942", "gfx950"] {
-            let output = run(&program, &[], device, runtime.path());
-            let (out, report) =
-                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-            let rest = "hipErrorAssert\na line\na line\n";
-            assert_eq!(out, greetings(counted) + rest, "{kind} {device}: {report}");
-            let lines = report
-                .lines()
-                .filter(|line| line.contains("check: Device-side assertion `thread < bound' failed."));
-            assert_eq!(lines.count(), 2, "{report}");
-            assert!(report.contains("trap 2"), "{report}");
+            for aborts in [true, false] {
+                let ends = if aborts { "abort" } else { "error" };
+                let output = run_with(&program, &[], device, runtime.path(), &[("HK_EMU_ASSERT", ends)]);
+                let (out, report) =
+                    (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+                let rest = if aborts { "" } else { "hipErrorAssert\na line\na line\n" };
+                assert_eq!(out, greetings(counted) + rest, "{kind} {device}: {report}");
+                assert_eq!(output.status.success(), !aborts, "{report}");
+                let lines = report
+                    .lines()
+                    .filter(|line| line.contains("check: Device-side assertion `thread < bound' failed."));
+                assert_eq!(lines.count(), 2, "{report}");
+                assert!(report.contains("trap 2"), "{report}");
+            }
         }
     }
-    // 16,384 messages of 92 bytes: a mebibyte has 11,397 of them.
+    // 65,536 messages of 92 bytes: 4 MiB, as in ROCm, have 45,590 of them.
     let program = dir.path().join("program");
     let output = printed(run(&program, &[OsStr::new("flood")], "gfx942", runtime.path()));
-    assert_eq!(output.lines().filter(|line| line.starts_with("1 of many")).count(), 11_397);
-    assert!(output.ends_with("4987 lost\n"), "{output}");
+    assert_eq!(output.lines().filter(|line| line.starts_with("1 of many")).count(), 45_590);
+    assert!(output.ends_with("19946 lost\n"), "{output}");
 }
 
-#[test]
-#[ignore = "needs ROCm's headers and device libraries: ROCM_PATH, as validation/hip_tests.py build makes one"]
-fn printf_and_assert_by_rocm() {
-    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+/// A program that is compiled with the ROCm of `ROCM_PATH`, for gfx942.
+fn by_rocm(name: &str, dir: &Path, runtime: &Path, device: &[&str]) -> PathBuf {
     let root = PathBuf::from(std::env::var_os("ROCM_PATH").expect("ROCM_PATH"));
     let (path, headers) =
         (format!("--rocm-path={}", root.display()), format!("-I{}", root.join("headers").display()));
@@ -178,17 +180,31 @@ fn printf_and_assert_by_rocm() {
     let options =
         ["-DROCM", "-D__HIP_PLATFORM_AMD__", "-D__AMDGCN_WAVEFRONT_SIZE=64", "-DDEPRECATED(message)="];
     let options = [&options[..], &["-std=c++17", "--offload-inc", &path, &headers]].concat();
+    let device = [device, &["-mcode-object-version=5", "--offloadlib"]].concat();
+    compiled_with(name, &["gfx942"], dir, runtime, [&options, &device])
+}
+
+#[test]
+#[ignore = "needs ROCm's headers and device libraries: ROCM_PATH, as validation/hip_tests.py build makes one"]
+fn printf_and_assert_by_rocm() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
     for (kind, counted) in [("hostcall", true), ("buffered", false)] {
         let kind = format!("-mprintf-kind={kind}");
-        let device = [&kind, "-mcode-object-version=5", "--offloadlib"];
-        let program =
-            compiled_with("printf.hip", &["gfx942"], dir.path(), runtime.path(), [&options, &device]);
-        let output = run(&program, &[], "gfx942", runtime.path());
+        let program = by_rocm("printf.hip", dir.path(), runtime.path(), &[&kind]);
+        let output = run_with(&program, &[], "gfx942", runtime.path(), &[("HK_EMU_ASSERT", "error")]);
         let (out, report) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert_eq!(out, greetings(counted) + "hipErrorAssert\na line\na line\n", "{kind}: {report}");
         assert!(report.contains("Device-side assertion `thread < bound' failed."), "{report}");
     }
+}
+
+#[test]
+#[ignore = "needs ROCm's headers and device libraries: ROCM_PATH, as validation/hip_tests.py build makes one"]
+fn malloc_by_rocm() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = by_rocm("malloc.hip", dir.path(), runtime.path(), &[]);
+    assert_eq!(printed(run(&program, &[], "gfx942", runtime.path())), "0 wrong\n");
 }
 
 #[test]
@@ -202,7 +218,7 @@ fn programs_compiled_at_run_time() {
     args.push(program.as_os_str());
     clang(&args);
     for device in ["gfx942", "gfx950"] {
-        let output = run(&program, &[], device, runtime.path());
+        let output = run_with(&program, &[], device, runtime.path(), &[("HK_EMU_ASSERT", "error")]);
         let (out, report) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let want = "_Z3addIfLi3EEvPT_PKS0_i _Z3addIiLi4EEvPT_PKS0_i _ZN3one4lastEP6float4 count scale\n\

@@ -7,7 +7,7 @@
   hip_tests.py compare [--update]         results.txt against hip_tests.txt, the committed list
   hip_tests.py table                      results.txt by directory, as markdown
 
-A DIRECTORY is one of catch/unit; without one, those of DIRECTORIES. Everything is kept in --work. Needs git and clang 20 or
+A DIRECTORY is one of catch/unit, or catch/multiproc; without one, those of DIRECTORIES. Everything is kept in --work. Needs git and clang 20 or
 newer with lld and llvm-link, and `cargo xtask hip-runtime --release` for the library. No GPU, no ROCm.
 """
 
@@ -35,7 +35,8 @@ SOURCES = {
 HIP_VERSION = (6, 3, 0)
 
 DIRECTORIES = ["graph", "stream", "event", "errorHandling", "memory", "device", "module"]
-DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread"]
+DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread", "assertion", "context", "executionControl", "kernel"]
+DIRECTORIES += ["launchBounds", "multiThread", "printf", "syncthreads", "threadfence", "warp", "multiproc"]
 
 
 def run(command, **options):
@@ -117,7 +118,8 @@ def prefix(args):
         print(failure, file=sys.stderr)
     link = shutil.which(args.clang).replace("clang++", "llvm-link")
     for part in ("ocml", "ockl"):
-        must([link, "-o", bitcode / f"{part}.bc", *sorted(objects.glob(f"{part}_*.bc"))])
+        parts = [*objects.glob(f"{part}_*.bc"), *(libraries / part / "src").glob("*.ll")]
+        must([link, "-o", bitcode / f"{part}.bc", *sorted(parts)])
     # Clang asks for this library, too, and HIP needs nothing of it.
     (objects / "opencl.cl").write_text("")
     must(clang + [objects / "opencl.cl", "-o", bitcode / "opencl.bc"])
@@ -143,20 +145,27 @@ def flags(args, rocm):
     return common + ["-I", rocm / "headers"]
 
 
+def sources_of(args, name):
+    catch = args.work / "hip-tests/catch"
+    return catch / name if name == "multiproc" else catch / "unit" / name
+
+
 def lists(directory):
     """What the directory's CMakeLists.txt builds: files with tests, files that these share, code objects as options, source and
-    name, and programs that tests start, as source and name."""
+    name, programs that tests start, as source and name, and the options of single files."""
     text = (directory / "CMakeLists.txt").read_text()
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     named = sorted({name for name in re.findall(r"[\w./]+\.cc", text)})
     objects = re.findall(r"--genco(.*?)\$\{CMAKE_CURRENT_SOURCE_DIR\}/([\w./]+)\s+-o\s+(?:\S*/)?(\w+\.\w+)", text, re.S)
     objects += [(" -S", *found) for found in re.findall(r"-S \$\{CMAKE_CURRENT_SOURCE_DIR\}/(\S+)\s+-o \S*/(\S+\.s)\s", text)]
     programs = [(source, name) for name, source in re.findall(r"add_executable\((\w+) EXCLUDE_FROM_ALL (\S+\.cc)\)", text)]
+    own = re.findall(r'set_source_files_properties\((\S+\.cc) PROPERTIES COMPILE_\w+ "(-(?:D|f|m)[\w=-]+)"\)', text)
     apart = {source for _, source, _ in objects}
     sources = [name for name in named if (directory / name).exists() and name not in apart]
     texts = {name: (directory / name).read_text(errors="replace") for name in sources}
     tests = [s for s in sources if "TEST_CASE" in texts[s]]
-    return tests, [s for s in sources if s not in tests and "int main(" not in texts[s]], objects, programs
+    shared = [s for s in sources if s not in tests and "int main(" not in texts[s]]
+    return tests, shared, objects, programs, dict(reversed(own))
 
 
 def build(args):
@@ -173,9 +182,11 @@ def build(args):
             must([args.clang, *common, "--offload-host-only", "-c", tests / f"hipTestMain/{part.stem}.cc", "-o", part])
     jobs = []
     shared = {}
+    special = {}
     for name in args.directories:
-        directory = tests / "unit" / name
-        sources, helpers, objects, programs = lists(directory)
+        directory = sources_of(args, name)
+        sources, helpers, objects, programs, own = lists(directory)
+        special |= {directory / source: option for source, option in own.items()}
         (out / name).mkdir(exist_ok=True)
         jobs += [(directory / source, out / name / pathlib.Path(source).stem, None) for source in sources]
         jobs += [(directory / source, out / name / target, options) for options, source, target in objects]
@@ -190,7 +201,7 @@ def build(args):
         source, target, options = job
         if target.exists() and not args.again:
             return job, None
-        command = [args.clang, *common, "-I", source.parent]
+        command = [args.clang, *common, "-I", source.parent, *filter(None, [special.get(source)])]
         if options in (None, "main"):
             tests_of = [*main, *shared[source.parent]] if options is None else []
             command += [source, "-x", "none", *tests_of, "-fuse-ld=lld", "-L", library, "-lamdhip64", "-lpthread", "-ldl"]
@@ -261,7 +272,7 @@ def run_tests(args):
     never = disabled(args)
     jobs = []
     for name in args.directories:
-        helpers = {target for _, target in lists(args.work / "hip-tests/catch/unit" / name)[3]}
+        helpers = {target for _, target in lists(sources_of(args, name))[3]}
         for program in sorted((out / name).iterdir()):
             if program.suffix or program.name in helpers or not os.access(program, os.X_OK):
                 continue

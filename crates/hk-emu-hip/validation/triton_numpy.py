@@ -20,6 +20,7 @@ import numpy as np
 LIBRARY = pathlib.Path(__file__).resolve().parents[3] / "target/hip/lib/libamdhip64.so"
 os.environ.setdefault("TRITON_LIBHIP_PATH", str(LIBRARY))
 os.environ.setdefault("HK_EMU_ARCH", "gfx942,gfx950")
+os.environ.setdefault("HK_EMU_ASSERT", "error")
 
 import triton  # noqa: E402
 from triton.backends.amd.driver import HIPDriver, HIPLauncher, HIPUtils  # noqa: E402

@@ -103,6 +103,17 @@ impl MemoryFile {
         std::os::unix::fs::FileExt::write_all_at(&self.0, bytes, offset)
     }
 
+    /// Does something while no other opening of the file, in any process, does.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn exclusive<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.0.lock()?;
+        let result = act();
+        self.0.unlock()?;
+        result
+    }
+
     pub(crate) fn descriptor(&self) -> std::os::fd::RawFd {
         std::os::fd::AsRawFd::as_raw_fd(&self.0)
     }
@@ -132,6 +143,10 @@ impl MemoryFile {
     }
 
     pub fn write(&self, _: &[u8], _: u64) -> io::Result<()> {
+        Self::unsupported()
+    }
+
+    pub fn exclusive<T>(&self, _: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         Self::unsupported()
     }
 }

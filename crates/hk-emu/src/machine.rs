@@ -1,7 +1,9 @@
 //! The emulated device.
 
+use std::any::Any;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -364,7 +366,17 @@ impl Machine {
         self.0.memory.alloc_shared(bytes, align, label)
     }
 
-    /// A name of what [`alloc_shared`](Self::alloc_shared) gave, by which other processes open it as long as it is not freed.
+    /// Moves an allocation of [`alloc`](Self::alloc) to memory that other processes can open; nothing happens if it is such memory. Its
+    /// address stays, and all of it is backed from now on. No launch or copy may use it meanwhile: what one writes then is lost.
+    ///
+    /// # Errors
+    /// `NotShared`: no allocation begins there, or it is of the host, of another process or read-only. `OutOfMemory`.
+    pub fn share(&self, addr: u64) -> Result<(), MemoryError> {
+        self.0.memory.share(addr)
+    }
+
+    /// A name of memory of [`alloc_shared`](Self::alloc_shared) or [`share`](Self::share), by which other processes open it as long as it
+    /// is not freed.
     ///
     /// # Errors
     /// `NotShared`.
@@ -374,15 +386,11 @@ impl Machine {
 
     /// Opens memory of a device of another process of this host, at an address of this device; [`free`](Self::free) closes it. The
     /// memory stays for both until both have freed it. Launches that have it may wait for the other process as for a device of their own
-    /// [`Node`]. Checks and reports know only the accesses of their own process.
+    /// [`Node`]; for a time of the clock only on a device of a node. Checks and reports know only the accesses of their own process.
     ///
     /// # Errors
-    /// `Import`: no handle, of this process, freed, of a process that this one may not access, or this device has no number in a
-    /// [`Node`]. `OutOfMemory`.
+    /// `Import`: no handle, of this process, freed, or of a process that this one may not access. `OutOfMemory`.
     pub fn import(&self, handle: MemoryHandle) -> Result<u64, MemoryError> {
-        if self.0.device.is_none() {
-            return Err(MemoryError::Import("the device has no number in a node".into()));
-        }
         self.0.memory.import(handle)
     }
 
@@ -393,6 +401,26 @@ impl Machine {
     /// `Occupied` or `OutOfMemory`.
     pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
         self.0.memory.alloc_at(addr, bytes, label)
+    }
+
+    /// Gives the device host memory at its own address: kernels and the host see each other's writes at once. `owner` is kept until it is
+    /// freed and the launches that use it have ended.
+    ///
+    /// # Errors
+    /// `Occupied`.
+    ///
+    /// # Safety
+    /// From `start` on there are `bytes` bytes, rounded up to a multiple of 4, for reads and writes as long as `owner` lives. Only
+    /// atomics, and what is not Rust, access them meanwhile.
+    pub unsafe fn map_host(
+        &self,
+        start: NonNull<AtomicU32>,
+        bytes: u64,
+        label: &str,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), MemoryError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.0.memory.map_host(start, bytes, label, owner) }
     }
 
     /// Frees an allocation by its first address. Launches that run keep what they use.

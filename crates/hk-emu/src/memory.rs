@@ -5,9 +5,11 @@
 //! what is freed leaves a tombstone, so that a late access is named. Unmapped space around each allocation is the
 //! redzone.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
@@ -538,6 +540,27 @@ impl Memory {
         Ok(base)
     }
 
+    /// Moves an allocation to memory that other processes can open.
+    pub fn share(&self, addr: u64) -> Result<(), MemoryError> {
+        let mut state = self.lock();
+        let Some(old) = state.live.get(&addr).cloned().filter(|a| a.writable && a.words.can_move()) else {
+            return Err(MemoryError::NotShared { addr, near: near(&state, addr) });
+        };
+        if old.words.origin().is_some() {
+            return Ok(());
+        }
+        let (size, label) = (old.size, old.label.clone());
+        let words = Words::shared(size)
+            .map_err(|_| MemoryError::OutOfMemory { bytes: size, label: label.clone() })?;
+        for (to, from) in words.iter().zip(&*old.words) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        state.snapshot = None;
+        let new = Allocation { base: addr, size, label, writable: true, words, unwritten: None };
+        state.live.insert(addr, Arc::new(new));
+        Ok(())
+    }
+
     /// What other processes open an allocation by.
     pub fn export(&self, addr: u64) -> Result<MemoryHandle, MemoryError> {
         let state = self.lock();
@@ -584,7 +607,38 @@ impl Memory {
     }
 
     pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
-        let allocation = self.place(addr, bytes, label, true)?;
+        self.insert_at(self.place(addr, bytes, label, true)?)
+    }
+
+    /// Host memory at its own address.
+    ///
+    /// # Safety
+    /// As [`Words::host`], for `bytes` rounded up to words.
+    pub unsafe fn map_host(
+        &self,
+        start: NonNull<AtomicU32>,
+        bytes: u64,
+        label: &str,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<(), MemoryError> {
+        let count = usize::try_from(bytes.div_ceil(4))
+            .map_err(|_| MemoryError::OutOfMemory { bytes, label: label.to_owned() })?;
+        // SAFETY: as the caller promises.
+        let words = unsafe { Words::host(start, count, owner) };
+        let (base, label) = (start.as_ptr() as u64, label.to_owned());
+        self.insert_at(Arc::new(Allocation {
+            base,
+            size: bytes,
+            label,
+            writable: true,
+            words,
+            unwritten: None,
+        }))
+    }
+
+    /// Adds an allocation whose address is its own choice.
+    fn insert_at(&self, allocation: Arc<Allocation>) -> Result<(), MemoryError> {
+        let (addr, bytes) = (allocation.base, allocation.size);
         let mut state = self.lock();
         let last = addr.checked_add(bytes.saturating_sub(1));
         let below = last.and_then(|last| state.live.range(..=last).next_back());
@@ -889,6 +943,46 @@ mod tests {
         memory.alloc_at(at - 1, 1, "before").unwrap();
         memory.free(at).unwrap();
         memory.alloc_at(at, 16, "again").unwrap();
+    }
+
+    #[test]
+    fn host_memory_is_seen_at_once() {
+        let memory = Memory::new(ADDRESSES, false);
+        let host: Arc<Vec<AtomicU32>> = Arc::new((0..4).map(AtomicU32::new).collect());
+        let start = NonNull::from(&host[0]);
+        let addr = start.as_ptr() as u64;
+        // SAFETY: four words that `host` keeps.
+        unsafe { memory.map_host(start, 14, "host", host.clone()) }.unwrap();
+        memory.write(addr + 4, &7u32.to_le_bytes()).unwrap();
+        assert_eq!(host[1].load(Relaxed), 7);
+        host[2].store(9, Relaxed);
+        let mut out = [0; 4];
+        memory.read(addr + 8, &mut out).unwrap();
+        assert_eq!(u32::from_le_bytes(out), 9);
+        assert!(memory.read(addr + 12, &mut out).is_err(), "14 bytes");
+        assert!(matches!(memory.share(addr), Err(MemoryError::NotShared { .. })));
+        assert_eq!(Arc::strong_count(&host), 2);
+        memory.free(addr).unwrap();
+        assert_eq!(Arc::strong_count(&host), 1);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn shared_memory_keeps_its_address_and_contents() {
+        let memory = Memory::new(ADDRESSES, true);
+        let addr = memory.alloc(10, 256, "ten").unwrap();
+        memory.write(addr + 2, &[1, 2, 3]).unwrap();
+        assert!(matches!(memory.export(addr), Err(MemoryError::NotShared { .. })));
+        assert!(matches!(memory.share(addr + 1), Err(MemoryError::NotShared { .. })));
+        memory.share(addr).unwrap();
+        let handle = memory.export(addr).unwrap();
+        assert_eq!(handle.process(), Some(std::process::id()));
+        memory.share(addr).unwrap();
+        assert_eq!(memory.export(addr), Ok(handle));
+        let mut out = [0; 10];
+        memory.read(addr, &mut out).unwrap();
+        assert_eq!(out, [0xFA, 0xFF, 1, 2, 3, 0xFF, 0xFA, 0xFF, 0xFA, 0xFF]);
+        memory.free(addr).unwrap();
     }
 
     #[test]

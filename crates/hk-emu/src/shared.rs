@@ -2,7 +2,7 @@
 
 use crate::file::FilePlace;
 
-/// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) for other processes of the same host, as bytes. As long as
+/// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) or [`Machine::share`](crate::Machine::share) for other processes of the same host, as bytes. As long as
 /// `hipIpcMemHandle_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MemoryHandle([u8; Self::BYTES]);
@@ -16,7 +16,12 @@ impl MemoryHandle {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The process whose memory it is; `None` for bytes that are no handle.
+    pub fn process(&self) -> Option<u32> {
+        Origin::new(*self).map(|origin| origin.process())
+    }
+
+    /// Its bytes. The last eight are the user's: zero, and ignored.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0
     }

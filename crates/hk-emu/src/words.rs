@@ -1,10 +1,12 @@
 //! The storage of allocations: the allocator's; pages of one pattern, which the host copies when they are written, so that memory that a
-//! program allocates and does not use costs nothing; or a mapping that other processes can open.
+//! program allocates and does not use costs nothing; a mapping that other processes can open; or host memory.
 
 use std::alloc::Layout;
+use std::any::Any;
 use std::io;
 use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use crate::shared::{Mapping, Origin};
@@ -22,6 +24,7 @@ enum Owner {
     Box,
     Pages,
     Shared(Mapping),
+    Host(#[expect(dead_code, reason = "keeps the memory")] Arc<dyn Any + Send + Sync>),
 }
 
 // SAFETY: atomics, and what owns them, may be used and released on any thread.
@@ -45,7 +48,7 @@ impl Drop for Words {
             // SAFETY: from a box that was leaked, and nothing refers to it any more.
             Owner::Box => drop(unsafe { Box::from_raw(self.words.as_ptr()) }),
             Owner::Pages => pages::unmap(self.words.cast(), self.words.len()),
-            Owner::Shared(_) => (),
+            Owner::Shared(_) | Owner::Host(_) => (),
         }
     }
 }
@@ -86,6 +89,15 @@ impl Words {
         words.map(Words::from)
     }
 
+    /// Host memory that others access as well.
+    ///
+    /// # Safety
+    /// From `start` on there are `count` words, aligned, for reads and writes as long as `owner` lives. Of this process, only what is
+    /// not Rust accesses them other than by atomics.
+    pub unsafe fn host(start: NonNull<AtomicU32>, count: usize, owner: Arc<dyn Any + Send + Sync>) -> Words {
+        Words { words: NonNull::slice_from_raw_parts(start, count), owner: Owner::Host(owner) }
+    }
+
     /// Zeros in a mapping that other processes can open.
     pub fn shared(bytes: u64) -> io::Result<Words> {
         Ok(Words::of(Mapping::new(bytes)?))
@@ -104,8 +116,13 @@ impl Words {
     fn mapping(&self) -> Option<&Mapping> {
         match &self.owner {
             Owner::Shared(mapping) => Some(mapping),
-            Owner::Box | Owner::Pages => None,
+            Owner::Box | Owner::Pages | Owner::Host(_) => None,
         }
+    }
+
+    /// Whether they may lie elsewhere: nobody but the device knows where they are.
+    pub fn can_move(&self) -> bool {
+        !matches!(self.owner, Owner::Host(_)) && self.owner().is_none()
     }
 
     /// What other processes open the words by; `None` unless this process has made them for that.

@@ -70,9 +70,20 @@ pub fn code_object_with(name: &str, target: &str, to: &Path, options: &[&str]) {
 
 /// Runs a program on the emulated devices.
 pub fn run(program: &Path, args: &[&OsStr], devices: &str, runtime: &Path) -> Output {
+    run_with(program, args, devices, runtime, &[])
+}
+
+/// As [`run`], with more variables.
+pub fn run_with(
+    program: &Path,
+    args: &[&OsStr],
+    devices: &str,
+    runtime: &Path,
+    variables: &[(&str, &str)],
+) -> Output {
     let mut command = Command::new(program);
     command.args(args).env("LD_LIBRARY_PATH", runtime).env("HK_EMU_ARCH", devices);
-    command.output().unwrap()
+    command.envs(variables.iter().copied()).output().unwrap()
 }
 
 /// What a run printed, if it was one without errors.

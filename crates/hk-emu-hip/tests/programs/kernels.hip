@@ -25,6 +25,13 @@ GLOBAL void nothing() {}
 
 GLOBAL void poke(int *at) { *at = 42; }
 
+// Writes 1, waits for 2 and answers 3.
+GLOBAL void answer(int *at) {
+    __hip_atomic_store(at, 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+    while (__hip_atomic_load(at, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM) != 2) {}
+    __hip_atomic_store(at, 3, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+
 GLOBAL void trap() { __builtin_trap(); }
 
 GLOBAL void spin(volatile int *flag) {

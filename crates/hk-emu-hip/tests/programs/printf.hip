@@ -52,7 +52,7 @@ __global__ void plain() {
 __global__ void format(const char *text, int value) { printf(text, value, 255); }
 
 __global__ void flood(int *lost) {
-    if (printf("%d %s\n", 1, "of many lines that are too long together for the buffer of a mebibyte") < 0)
+    if (printf("%d %s\n", 1, "of many lines that are too long together for the buffer of 4 mebibyte") < 0)
         __hip_atomic_fetch_add(lost, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
@@ -77,7 +77,7 @@ int main(int argc, char **) {
     if (argc > 1) {
         int lost = 0;
         CHECK(hipMemcpy(out, &lost, sizeof lost, hipMemcpyHostToDevice));
-        flood<<<256, 64>>>(out);
+        flood<<<1024, 64>>>(out);
         CHECK(hipMemcpy(&lost, out, sizeof lost, hipMemcpyDeviceToHost));
         return printf("%d lost\n", lost), 0;
     }
