@@ -1,0 +1,371 @@
+// backward_warpgroup.h: the walk of backward.h by warpgroup instructions (hk/warpgroup.h), of 16-bit elements and up to 128 columns.
+//
+//   s = own . moving;  p = exp(scale s - lse);  d = own . moving, the second operands;  ds = p (d - delta)
+//   sums += ds moving;  of keys, sums += p moving, the second one;  with kDq, gradients of queries += ds^T own
+//
+// Two warpgroups have 64 of the block's rows each, in LDS as the moving ones are. p and ds are operands in registers; with kDq, ds of both
+// warpgroups crosses LDS, and each warpgroup has half of the columns of the queries' gradients, a tile behind: nothing waits for it.
+// In flight: the second product while p is computed, sums of p while ds is, the other sums while gradients of queries are added in memory.
+#pragma once
+
+#if defined(HK_WARPGROUPS)
+
+namespace hk::detail {
+
+/// d = x w^T or d += x w^T over 16 columns k: 64 rows of x, kN of w. `columns`: of x and of w, 16 rows each, which are columns k.
+template <class T, int kN>
+struct WgmmaTile;
+
+#define HK_REGISTERS_16(c)                                                                                        \
+    c(d[0]), c(d[1]), c(d[2]), c(d[3]), c(d[4]), c(d[5]), c(d[6]), c(d[7]), c(d[8]), c(d[9]), c(d[10]), c(d[11]), \
+        c(d[12]), c(d[13]), c(d[14]), c(d[15])
+#define HK_REGISTERS_32(c)                                                                                        \
+    HK_REGISTERS_16(c), c(d[16]), c(d[17]), c(d[18]), c(d[19]), c(d[20]), c(d[21]), c(d[22]), c(d[23]), c(d[24]), \
+        c(d[25]), c(d[26]), c(d[27]), c(d[28]), c(d[29]), c(d[30]), c(d[31])
+#define HK_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define HK_NAMES_32 HK_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HK_WGMMA(constraint, n, registers, types, x, w, flags)                                                  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." types " {" HK_NAMES_##registers "}, " x      \
+                                                                                                   ", " w flags \
+                 : HK_REGISTERS_##registers(constraint)                                                         \
+                 : "l"(of_x), "l"(of_w)                                                                         \
+                 : "memory");
+#define HK_WGMMA_TILE(T, n, registers, types, x, w)                                                                \
+    template <>                                                                                                    \
+    struct WgmmaTile<T, n> {                                                                                       \
+        HK_FN static void set(float (&d)[registers], u64 of_x,                                                     \
+                              u64 of_w){HK_WGMMA("=f", n, registers, types, x, w, ", 0, 1, 1, 0, 0;")} HK_FN       \
+            static void add(float (&d)[registers], u64 of_x,                                                       \
+                            u64 of_w){HK_WGMMA("+f", n, registers, types, x, w, ", 1, 1, 1, 0, 0;")} HK_FN         \
+            static void set_columns(float (&d)[registers], u64 of_x,                                               \
+                                    u64 of_w){HK_WGMMA("=f", n, registers, types, x, w, ", 0, 1, 1, 1, 1;")} HK_FN \
+            static void add_columns(float (&d)[registers], u64 of_x, u64 of_w) {                                   \
+            HK_WGMMA("+f", n, registers, types, x, w, ", 1, 1, 1, 1, 1;")                                          \
+        }                                                                                                          \
+    };
+HK_WGMMA_TILE(bf16, 32, 16, "bf16.bf16", "%16", "%17")
+HK_WGMMA_TILE(bf16, 64, 32, "bf16.bf16", "%32", "%33")
+HK_WGMMA_TILE(f16, 32, 16, "f16.f16", "%16", "%17")
+HK_WGMMA_TILE(f16, 64, 32, "f16.f16", "%32", "%33")
+#undef HK_WGMMA_TILE
+#undef HK_WGMMA
+#undef HK_NAMES_32
+#undef HK_NAMES_16
+#undef HK_REGISTERS_32
+#undef HK_REGISTERS_16
+
+/// Adds four floats, device scope.
+HK_FN void atomic_add_four(GlobalPtr<float> at, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(at), "f"(a), "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
+
+}  // namespace hk::detail
+
+namespace backward {
+
+/// `P` is a Pass.
+template <class P>
+class WarpgroupWalk {
+    using T = typename P::Element;
+    static constexpr int kDqk = P::kDqkOf, kDv = P::kDvOf, kTile = 64, kStages = 3, kSums = kTile / 2;
+    static constexpr bool kOfKeys = P::kKeys, kDq = P::kAddsQueries;
+    // A warpgroup's columns of the gradients of queries.
+    static constexpr int kDqCols = kDqk / 2;
+    using Own = hk::WarpgroupRows<2 * kTile>;
+    using Moving = hk::WarpgroupRows<kTile>;
+    using Rows = hk::detail::WgmmaTile<T, kTile>;
+    using Numbers = Vec<float, 4>;
+
+  public:
+    struct Lds {
+        Own first[kDqk / 64], second[kDv / 64];
+        struct {
+            Moving first[kDqk / 64], second[kDv / 64];
+        } stages[kStages];
+        Own ds[kDq ? 2 : 0];  // [own row][moving row]
+        // Of moving queries: lse in units of log2, delta.
+        Numbers lse[2][kTile / 4], delta[2][kTile / 4];
+    };
+
+  private:
+    P &of_;
+    Lds &lds_;
+    const u32 from_, to_;
+
+    /// Copies the thread's chunks of row `row` of both operands.
+    template <class A, class B>
+    HK_FN void copy_row(const u64 (&rows)[2], A &first, B &second, u32 i) const {
+        const u32 place = hk::thread_x() / 8, chunk = hk::thread_x() % 8 ^ Own::swizzle(place);
+        const attention::Params &p = of_.params().all;
+        const auto copy = [&](u64 row, u32 columns, auto &parts) {
+            const hk::Window window(reinterpret_cast<GlobalPtr<const u8>>(row != 0 ? row : p.q.data),
+                                    row != 0 ? columns * 2 : 0);
+#pragma unroll
+            for (u32 part = 0; part < sizeof(parts) / sizeof(parts[0]); ++part)
+                window.load_to_lds(&parts[part].chunk[hk::wave_id() * hk::kWaveSize + i * kThreads],
+                                   part * 128 + chunk * 16, 0);
+        };
+        copy(rows[0], p.dqk, first);
+        copy(rows[1], p.dv, second);
+    }
+    HK_FN void copy_own() const {
+        const attention::Params &p = of_.params().all;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 row = of_.work_.first + Own::of_mma(hk::thread_x() / 8 + i * 32);
+            u64 rows[2] = {0, 0};
+            if constexpr (kOfKeys) {
+                if (row < of_.work_.fresh) of_.key_rows(row, rows);
+            } else {
+                if (row < of_.work_.q_len * p.group) of_.query_rows(of_.find_place(row), rows);
+            }
+            copy_row(rows, lds_.first, lds_.second, i);
+        }
+    }
+    /// The tile from row `first` on. Rows past the last one are the last one, which nobody sees there.
+    HK_FN void copy_tile(u32 first, u32 stage) const {
+        auto &to = lds_.stages[stage];
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            const u32 row = first + Moving::of_mma(hk::thread_x() / 8 + i * 32), there = row < to_ ? row : to_ - 1;
+            u64 rows[2];
+            if constexpr (kOfKeys)
+                of_.query_rows(of_.find_place(there), rows);
+            else
+                of_.key_rows(there, rows);
+            copy_row(rows, to.first, to.second, i);
+        }
+        hk::commit_loads();
+    }
+    /// Of the thread's row of the tile from row `first` on.
+    HK_FN void load_numbers(u32 first, float &lse, float &delta) const {
+        if (!kOfKeys || hk::thread_x() >= kTile) return;
+        const u32 row = first + hk::thread_x();
+        Query query = of_.find_place(row < to_ ? row : to_ - 1);
+        of_.load_numbers(query);
+        lse = query.lse, delta = query.delta;
+    }
+    HK_FN void put_numbers(float lse, float delta, u32 at) {
+        if (!kOfKeys || hk::thread_x() >= kTile) return;
+        reinterpret_cast<float *>(lds_.lse[at])[hk::thread_x()] = lse;
+        reinterpret_cast<float *>(lds_.delta[at])[hk::thread_x()] = delta;
+    }
+
+    HK_FN static u32 warpgroup() { return hk::wave_id() / 4; }
+    /// The moving row of the lane's sum i, less that of its first one; the lane's own row of it.
+    static constexpr u32 moving_row(u32 i) { return i / 8 * 16 + i % 8 / 4 * 2 + i % 2; }
+    static constexpr u32 own_row(u32 i) { return i % 4 / 2; }
+
+    /// d = own . moving.
+    template <int kParts>
+    HK_FN static void multiply_rows(float (&d)[kSums], const Own (&own)[kParts], const Moving (&moving)[kParts]) {
+        const u32 row = warpgroup() * kTile;
+        Rows::set(d, own[0].descriptor(row, 0), moving[0].descriptor(0, 0));
+#pragma unroll
+        for (u32 i = 1; i < kParts * 4; ++i)
+            Rows::add(d, own[i / 4].descriptor(row, i % 4 * 32), moving[i / 4].descriptor(0, i % 4 * 32));
+    }
+    /// sums += weights moving.
+    template <int kParts>
+    HK_FN static void add_rows(float (&sums)[kParts * 32], const hk::Frag (&weights)[2],
+                               const Moving (&moving)[kParts]) {
+#pragma unroll
+        for (u32 i = 0; i < kTile / 16; ++i)
+            hk::detail::WgmmaFrag<T, kParts * 64>::add_columns(
+                sums, weights[i / 2], i % 2,
+                moving[0].template descriptor<kParts == 1 ? 16 : int(sizeof(Moving))>(i * 16, 0));
+    }
+    /// The warpgroup's columns of the gradients of the queries of the tile, of all keys of the block.
+    HK_FN void multiply_queries(float (&d)[kDqCols / 2], const Own &ds) const {
+        using Columns = hk::detail::WgmmaTile<T, kDqCols>;
+        const Own &keys = lds_.first[kDqk == 64 ? 0 : warpgroup()];
+        const u32 byte = kDqk == 64 ? warpgroup() * 64 : 0;
+        Columns::set_columns(d, ds.descriptor(0, 0), keys.descriptor(0, byte));
+#pragma unroll
+        for (u32 i = 1; i < 2 * kTile / 16; ++i)
+            Columns::add_columns(d, ds.descriptor(i * 16, 0), keys.descriptor(i * 16, byte));
+    }
+    /// In memory the sums of a tile are by 8 columns, and of these as warps have them.
+    HK_FN void add_queries(const float (&d)[kDqCols / 2], u64 sums) const {
+        const u32 thread = hk::thread_x() % 128, dqk = of_.params().all.dqk;
+#pragma unroll
+        for (u32 i = 0; i < kDqCols / 8; ++i) {
+            const u32 eight = warpgroup() * (kDqCols / 8) + i;
+            if (eight * 8 >= dqk) continue;
+            const auto at = reinterpret_cast<GlobalPtr<float>>(sums) + eight * (kTile * 8) + thread * 4;
+            hk::detail::atomic_add_four(at, d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+        }
+    }
+
+    /// Rounds to operands.
+    HK_FN static void round(const float (&x)[kSums], hk::Frag (&y)[2]) {
+#pragma unroll
+        for (u32 i = 0; i < kSums; i += 2) {
+            const Vec<float, 2> pair = {x[i], x[i + 1]};
+            y[i / 16][i % 16 / 8 * 2 + i % 8 / 4 + own_row(i) * 4] = __builtin_bit_cast(u32, hk::narrow<T, 2>(pair));
+        }
+    }
+    /// Of the tile from row `first` on.
+    HK_FN void mask(float (&x)[kSums], u32 first) const {
+#pragma unroll
+        for (u32 i = 0; i < kSums; i += 16) {
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r) {
+                const u32 visible = of_.visible_rows(first + i * 2, to_, int(r));
+#pragma unroll
+                for (u32 j = 0; j < 16; ++j) {
+                    if (own_row(j) == r && !(visible >> moving_row(j) & 1)) x[i + j] = 0.0f;
+                }
+            }
+        }
+    }
+    HK_FN void put_ds(const hk::Frag (&ds)[2], Own &to) const {
+        const u32 lane = hk::lane_id(), first = hk::wave_id() * 16 + lane / 4;
+        auto *words = reinterpret_cast<u32 *>(to.chunk);
+#pragma unroll
+        for (u32 i = 0; i < kTile / 8; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r) {
+                const u32 row = first + r * 8, word = ds[i / 4][i % 4 + r * 4];
+                words[row * 32 + (i ^ Own::swizzle(row)) * 4 + lane % 4] = word;
+            }
+        }
+    }
+
+  public:
+    HK_FN WarpgroupWalk(P &of, u32 from, u32 to)
+        : of_(of), lds_(reinterpret_cast<Lds &>(of.lds_)), from_(from), to_(to) {}
+
+    /// Leaves the sums in the accumulators of the pass.
+    HK_FN void run() {
+        using namespace hk::detail;
+        float of_first[kDqk / 2] = {}, of_second[kOfKeys ? kDv / 2 : 1] = {};
+        const u32 tiles = (to_ - from_ + kTile - 1) / kTile;
+        const float scale = of_.params().all.scores.scale * kLog2E;
+        typename P::Turns turns(of_);
+        float next_lse = 0.0f, next_delta = 0.0f;
+        copy_own();
+        copy_tile(from_, 0);
+        load_numbers(from_, next_lse, next_delta);
+        put_numbers(next_lse, next_delta, 0);
+        u32 stage = 0;
+        hk::Frag probs[2], ds[2] = {};
+#pragma unroll 1
+        for (u32 t = 0; t < tiles; ++t) {
+            const u32 first = from_ + t * kTile, at = t % 2, after = stage == kStages - 1 ? 0 : stage + 1;
+            const auto &moving = lds_.stages[stage];
+            hk::wait_loads<0, 0>();
+            publish_to_wgmma();
+            // Of the tile landed; ds of the one before is in LDS; the MMAs of the stage after were waited for.
+            hk::block_barrier();
+            if (kDq && t > 2) turns.pass(from_ / kTile + t - 3);
+            // While sums of the tile before are in flight, registers are there.
+            if (t + 1 < tiles) copy_tile(first + kTile, after);
+            load_numbers(first + kTile, next_lse, next_delta);
+            float s[kSums], d[kSums];
+            begin_wgmma();
+            multiply_rows(s, lds_.first, moving.first);
+            commit_wgmma();
+            multiply_rows(d, lds_.second, moving.second);
+            commit_wgmma();
+            wait_wgmma<1>(s);
+            keep_until_here(ds);
+            const auto &lse = lds_.lse[at], &delta = lds_.delta[at];
+            const u32 group = hk::lane_id() % 4;
+#pragma unroll
+            for (u32 i = 0; i < kSums; i += 8) {
+                Numbers of_rows;
+                if constexpr (kOfKeys) of_rows = lse[i / 2 + group];
+#pragma unroll
+                for (u32 j = 0; j < 8; ++j) {
+                    const float number = kOfKeys ? of_rows[moving_row(j)] : of_.query_[own_row(j)].lse;
+                    s[i + j] = hk::exp2_fast(__builtin_fmaf(s[i + j], scale, -number));
+                }
+            }
+            const bool masked =
+                of_.form_of(first, kTile, of_.work_.first + warpgroup() * kTile, kTile, to_) != P::Form::kProducts;
+            if (masked) mask(s, first);
+            if constexpr (kOfKeys) {
+                round(s, probs);
+                begin_wgmma();
+                add_rows(of_second, probs, moving.second);
+            }
+            commit_wgmma();
+            wait_wgmma<1>(d);
+#pragma unroll
+            for (u32 i = 0; i < kSums; i += 8) {
+                Numbers of_rows;
+                if constexpr (kOfKeys) of_rows = delta[i / 2 + group];
+#pragma unroll
+                for (u32 j = 0; j < 8; ++j) {
+                    const float number = kOfKeys ? of_rows[moving_row(j)] : of_.query_[own_row(j)].delta;
+                    d[i + j] = s[i + j] * (d[i + j] - number);
+                }
+            }
+            if (masked) {
+#pragma unroll
+                for (u32 i = 0; i < kSums; ++i) d[i] = s[i] == 0.0f ? 0.0f : d[i];
+            }
+            round(d, ds);
+            put_numbers(next_lse, next_delta, 1 - at);
+            if constexpr (kDq) {
+                float queries[kDqCols / 2];
+                begin_wgmma();
+                // In the first tile of nothing.
+                multiply_queries(queries, lds_.ds[1 - at]);
+                commit_wgmma();
+                add_rows(of_first, ds, moving.first);
+                commit_wgmma();
+                put_ds(ds, lds_.ds[at]);
+                if (t > 1) turns.performed();
+                wait_wgmma<1>(queries);
+                keep_until_here(probs);
+                if (t > 0) {
+                    turns.wait(from_ / kTile + t - 1);
+                    add_queries(queries, turns.sums(from_ / kTile + t - 1));
+                }
+            } else {
+                begin_wgmma();
+                add_rows(of_first, ds, moving.first);
+                commit_wgmma();
+                wait_wgmma<1>();
+                keep_until_here(probs);
+            }
+            stage = after;
+        }
+        wait_wgmma<0>(of_first);
+        keep_until_here(ds);
+        if constexpr (kOfKeys) wait_wgmma<0>(of_second);
+        if (kDq && tiles > 0) {
+            publish_to_wgmma();
+            turns.performed();
+            hk::block_barrier();
+            const u32 last = from_ / kTile + tiles - 1;
+            if (tiles > 2) turns.pass(last - 2);
+            if (tiles > 1) turns.pass(last - 1);
+            float queries[kDqCols / 2];
+            begin_wgmma();
+            multiply_queries(queries, lds_.ds[(tiles - 1) % 2]);
+            commit_wgmma();
+            wait_wgmma<0>(queries);
+            turns.wait(last);
+            add_queries(queries, turns.sums(last));
+            turns.performed();
+            hk::block_barrier();
+            turns.pass(last);
+        }
+        const auto place = [](int i) { return i % 8 / 4 * 2 + i % 4 / 2 * 4 + i % 2; };
+#pragma unroll
+        for (int i = 0; i < kDqk / 2; ++i) of_.da_.acc[0][i / 8][place(i)] = of_first[i];
+        if constexpr (kOfKeys) {
+#pragma unroll
+            for (int i = 0; i < kDv / 2; ++i) of_.db_.acc[0][i / 8][place(i)] = of_second[i];
+        }
+    }
+};
+
+}  // namespace backward
+#endif
