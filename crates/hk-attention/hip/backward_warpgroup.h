@@ -54,13 +54,19 @@ HK_WGMMA_TILE(f16, 64, 32, "f16.f16", "%32", "%33")
 #undef HK_REGISTERS_32
 #undef HK_REGISTERS_16
 
-/// Adds four floats, device scope.
-HK_FN void atomic_add_four(GlobalPtr<float> at, float a, float b, float c, float d) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+/// Adds floats in LDS to those in memory, a multiple of 16 bytes and on 16 bytes, asynchronously. By one lane.
+HK_FN void bulk_add(GlobalPtr<float> to, const void *from, u32 bytes) {
+    const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)from));
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                  :
-                 : "l"(at), "f"(a), "f"(b), "f"(c), "f"(d)
+                 : "l"(to), "r"(address), "r"(bytes)
                  : "memory");
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
+/// Waits until LDS has been read by the lane's bulk additions.
+HK_FN void wait_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
+/// Waits until they have been performed.
+HK_FN void wait_bulk_adds() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
 
 }  // namespace hk::detail
 
@@ -86,6 +92,7 @@ class WarpgroupWalk {
             Moving first[kDqk / 64], second[kDv / 64];
         } stages[kStages];
         Own ds[kDq ? 2 : 0];  // [own row][moving row]
+        Numbers sums[kDq ? 2 : 0][kDqCols / 8 * 128];  // of a warpgroup, for the gradients of queries
         // Of moving queries: lse in units of log2, delta.
         Numbers lse[2][kTile / 4], delta[2][kTile / 4];
     };
@@ -188,16 +195,30 @@ class WarpgroupWalk {
         for (u32 i = 1; i < 2 * kTile / 16; ++i)
             Columns::add_columns(d, ds.descriptor(i * 16, 0), keys.descriptor(i * 16, byte));
     }
-    /// In memory the sums of a tile are by 8 columns, and of these as warps have them.
-    HK_FN void add_queries(const float (&d)[kDqCols / 2], u64 sums) const {
-        const u32 thread = hk::thread_x() % 128, dqk = of_.params().all.dqk;
+    /// Puts them in LDS, by 8 columns, and of these as lanes have them: so they are in memory, too.
+    HK_FN void put_queries(const float (&d)[kDqCols / 2]) {
+        auto &sums = lds_.sums[warpgroup()];
+        // Those of the tile before have left LDS; `ordered`: have been added.
+        if (of_.params().ordered)
+            hk::detail::wait_bulk_adds();
+        else
+            hk::detail::wait_bulk_reads();
+        asm volatile("bar.sync %0, %1;" : : "r"(warpgroup() + 1), "n"(kThreads / 2) : "memory");
 #pragma unroll
-        for (u32 i = 0; i < kDqCols / 8; ++i) {
-            const u32 eight = warpgroup() * (kDqCols / 8) + i;
-            if (eight * 8 >= dqk) continue;
-            const auto at = reinterpret_cast<GlobalPtr<float>>(sums) + eight * (kTile * 8) + thread * 4;
-            hk::detail::atomic_add_four(at, d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
-        }
+        for (u32 i = 0; i < kDqCols / 8; ++i)
+            sums[i * (kThreads / 2) + hk::thread_x() % (kThreads / 2)] = {d[4 * i], d[4 * i + 1], d[4 * i + 2],
+                                                                          d[4 * i + 3]};
+    }
+    /// Adds what is in LDS to the sums of a tile. A fence and a barrier are in between.
+    HK_FN void add_queries(const typename P::Turns &turns, u32 tile) const {
+        if (hk::wave_id() % 4 != 0) return;
+        constexpr u32 kEights = kDqCols / 8, kBytes = kThreads / 2 * sizeof(Numbers);
+        const u32 eights = of_.params().all.dqk / 8, first = warpgroup() * kEights;
+        const u32 own = eights <= first ? 0 : eights - first < kEights ? eights - first : kEights;
+        turns.wait(tile);
+        if (hk::lane_id() == 0 && own > 0)
+            hk::detail::bulk_add(reinterpret_cast<GlobalPtr<float>>(turns.sums(tile) + first * kBytes),
+                                 lds_.sums[warpgroup()], own * kBytes);
     }
 
     /// Rounds to operands.
@@ -207,6 +228,29 @@ class WarpgroupWalk {
             const Vec<float, 2> pair = {x[i], x[i + 1]};
             y[i / 16][i % 16 / 8 * 2 + i % 8 / 4 + own_row(i) * 4] = __builtin_bit_cast(u32, hk::narrow<T, 2>(pair));
         }
+    }
+    /// Moving rows [begin, end) that see all rows of the warpgroup, or that all its rows see.
+    HK_FN void find_plain(u32 &begin, u32 &end) const {
+        const attention::Params &p = of_.params().all;
+        constexpr i32 kUnbounded = 1 << 29;
+        const u32 first = of_.work_.first + warpgroup() * kTile, last = first + kTile - 1;
+        begin = 0, end = 0;
+        if (kOfKeys && last < of_.work_.fresh) {
+            const auto rows = [&](i32 query) {
+                const i32 queries = i32(of_.work_.q_len);
+                return u32(query < 0 ? 0 : query < queries ? query : queries) * p.group;
+            };
+            if (p.scores.right < kUnbounded) begin = rows(i32(last) - of_.behind() - p.scores.right);
+            end = p.scores.left < kUnbounded ? rows(i32(first) - of_.behind() + p.scores.left + 1) : to_;
+        }
+        if (!kOfKeys && last < of_.work_.q_len * p.group) {
+            const auto range = [&](u32 row) {
+                return key_range(p, of_.work_, hk::DivMod(row, p.group, p.group_inverse).quotient);
+            };
+            const i32 behind_last = range(first).last + 1;
+            begin = u32(range(last).first), end = behind_last < 0 ? 0 : u32(behind_last);
+        }
+        begin = hk::uniform(begin), end = hk::uniform(end < to_ ? end : to_);
     }
     /// Of the tile from row `first` on.
     HK_FN void mask(float (&x)[kSums], u32 first) const {
@@ -251,28 +295,32 @@ class WarpgroupWalk {
         copy_tile(from_, 0);
         load_numbers(from_, next_lse, next_delta);
         put_numbers(next_lse, next_delta, 0);
+        load_numbers(from_ + kTile, next_lse, next_delta);
+        u32 plain_from, plain_to;
+        find_plain(plain_from, plain_to);
         u32 stage = 0;
-        hk::Frag probs[2], ds[2] = {};
+        hk::Frag probs[2], ds[2];
 #pragma unroll 1
         for (u32 t = 0; t < tiles; ++t) {
             const u32 first = from_ + t * kTile, at = t % 2, after = stage == kStages - 1 ? 0 : stage + 1;
             const auto &moving = lds_.stages[stage];
             hk::wait_loads<0, 0>();
             publish_to_wgmma();
-            // Of the tile landed; ds of the one before is in LDS; the MMAs of the stage after were waited for.
+            // The tile has landed, ds of the one before is in LDS, and all MMAs of the stage after it have been waited for.
             hk::block_barrier();
             if (kDq && t > 2) turns.pass(from_ / kTile + t - 3);
-            // While sums of the tile before are in flight, registers are there.
-            if (t + 1 < tiles) copy_tile(first + kTile, after);
-            load_numbers(first + kTile, next_lse, next_delta);
+            if (kDq && t > 1) add_queries(turns, from_ / kTile + t - 2);
             float s[kSums], d[kSums];
             begin_wgmma();
             multiply_rows(s, lds_.first, moving.first);
             commit_wgmma();
             multiply_rows(d, lds_.second, moving.second);
             commit_wgmma();
+            // While products are in flight.
+            if (t + 1 < tiles) copy_tile(first + kTile, after);
+            put_numbers(next_lse, next_delta, 1 - at);
+            load_numbers(first + 2 * kTile, next_lse, next_delta);
             wait_wgmma<1>(s);
-            keep_until_here(ds);
             const auto &lse = lds_.lse[at], &delta = lds_.delta[at];
             const u32 group = hk::lane_id() % 4;
 #pragma unroll
@@ -285,8 +333,7 @@ class WarpgroupWalk {
                     s[i + j] = hk::exp2_fast(__builtin_fmaf(s[i + j], scale, -number));
                 }
             }
-            const bool masked =
-                of_.form_of(first, kTile, of_.work_.first + warpgroup() * kTile, kTile, to_) != P::Form::kProducts;
+            const bool masked = first < plain_from || first + kTile > plain_to;
             if (masked) mask(s, first);
             if constexpr (kOfKeys) {
                 round(s, probs);
@@ -310,7 +357,6 @@ class WarpgroupWalk {
                 for (u32 i = 0; i < kSums; ++i) d[i] = s[i] == 0.0f ? 0.0f : d[i];
             }
             round(d, ds);
-            put_numbers(next_lse, next_delta, 1 - at);
             if constexpr (kDq) {
                 float queries[kDqCols / 2];
                 begin_wgmma();
@@ -320,40 +366,35 @@ class WarpgroupWalk {
                 add_rows(of_first, ds, moving.first);
                 commit_wgmma();
                 put_ds(ds, lds_.ds[at]);
-                if (t > 1) turns.performed();
                 wait_wgmma<1>(queries);
-                keep_until_here(probs);
-                if (t > 0) {
-                    turns.wait(from_ / kTile + t - 1);
-                    add_queries(queries, turns.sums(from_ / kTile + t - 1));
-                }
+                if (t > 0) put_queries(queries);
             } else {
                 begin_wgmma();
                 add_rows(of_first, ds, moving.first);
                 commit_wgmma();
-                wait_wgmma<1>();
-                keep_until_here(probs);
             }
+            wait_wgmma<0>(of_first);
+            if constexpr (kOfKeys) wait_wgmma<0>(of_second), keep_until_here(probs);
+            keep_until_here(ds);
             stage = after;
         }
-        wait_wgmma<0>(of_first);
-        keep_until_here(ds);
-        if constexpr (kOfKeys) wait_wgmma<0>(of_second);
-        if (kDq && tiles > 0) {
-            publish_to_wgmma();
-            turns.performed();
-            hk::block_barrier();
+        if constexpr (kDq) {
             const u32 last = from_ / kTile + tiles - 1;
+            publish_to_wgmma();
+            hk::block_barrier();
             if (tiles > 2) turns.pass(last - 2);
-            if (tiles > 1) turns.pass(last - 1);
+            if (tiles > 1) add_queries(turns, last - 1);
             float queries[kDqCols / 2];
             begin_wgmma();
             multiply_queries(queries, lds_.ds[(tiles - 1) % 2]);
             commit_wgmma();
             wait_wgmma<0>(queries);
-            turns.wait(last);
-            add_queries(queries, turns.sums(last));
-            turns.performed();
+            put_queries(queries);
+            publish_to_wgmma();
+            hk::block_barrier();
+            if (tiles > 1) turns.pass(last - 1);
+            add_queries(turns, last);
+            wait_bulk_adds();
             hk::block_barrier();
             turns.pass(last);
         }
