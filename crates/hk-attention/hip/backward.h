@@ -81,10 +81,13 @@ inline constexpr bool kWarpgroupsOf =
 #else
     false;
 #endif
-/// They take whole vectors, and no scores but products.
+/// They take whole vectors, rows that are near each other, and no scores but products.
 HK_FN bool takes_warpgroups(const Params &p) {
     const auto &of = p.all.scores;
-    return p.all.q_vectorized && p.dout_vectorized && p.all.fresh.vectorized && of.softcap == 0.0f && !of.alibi &&
+    const auto near = [](i64 stride) { return u64(stride) < 1u << 23; };
+    const auto rows = [&](const HeadRows &rows) { return near(rows.row) && near(rows.head); };
+    return p.all.q_vectorized && p.dout_vectorized && p.all.fresh.vectorized && p.all.group <= 128 && rows(p.all.q) &&
+           rows(p.dout) && near(p.all.fresh.k.token) && near(p.all.fresh.v.token) && of.softcap == 0.0f && !of.alibi &&
            !of.dropout;
 }
 

@@ -3,9 +3,10 @@
 //   s = own . moving;  p = exp(scale s - lse);  d = own . moving, the second operands;  ds = p (d - delta)
 //   sums += ds moving;  of keys, sums += p moving, the second one;  with kDq, gradients of queries += ds^T own
 //
-// Two warpgroups have 64 of the block's rows each, in LDS as the moving ones are. p and ds are operands in registers; with kDq, ds of both
-// warpgroups crosses LDS, and each warpgroup has half of the columns of the queries' gradients, a tile behind: nothing waits for it.
-// In flight: the second product while p is computed, sums of p while ds is, the other sums while gradients of queries are added in memory.
+// Two warpgroups have 64 of the block's rows each, in LDS as the moving ones are; p and ds are operands in registers. With kDq, ds of both
+// warpgroups crosses LDS, and each warpgroup has half of the columns of the gradients of queries, a tile behind: these leave LDS by bulk
+// additions, two tiles of which are in flight, so that no fence waits for loads in the middle of a tile.
+// In flight: the second product while p is computed, sums of p while ds is, the other sums while gradients of queries go to LDS.
 #pragma once
 
 #if defined(HK_WARPGROUPS)
@@ -63,10 +64,16 @@ HK_FN void bulk_add(GlobalPtr<float> to, const void *from, u32 bytes) {
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
-/// Waits until LDS has been read by the lane's bulk additions.
-HK_FN void wait_bulk_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
+/// Waits until LDS has been read by the lane's bulk additions but the last kGroups.
+template <int kGroups>
+HK_FN void wait_bulk_reads() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(kGroups) : "memory");
+}
 /// Waits until they have been performed.
-HK_FN void wait_bulk_adds() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
+template <int kGroups>
+HK_FN void wait_bulk_adds() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kGroups) : "memory");
+}
 
 }  // namespace hk::detail
 
@@ -76,8 +83,12 @@ namespace backward {
 template <class P>
 class WarpgroupWalk {
     using T = typename P::Element;
-    static constexpr int kDqk = P::kDqkOf, kDv = P::kDvOf, kTile = 64, kStages = 3, kSums = kTile / 2;
+    static constexpr int kDqk = P::kDqkOf, kDv = P::kDvOf, kTile = 64, kSums = kTile / 2;
     static constexpr bool kOfKeys = P::kKeys, kDq = P::kAddsQueries;
+    // Of moving rows; with kDq, LDS has no room for more.
+    static constexpr u32 kStages = kDq ? 2 : 3, kAhead = kStages - 1;
+    // What a block adds to a tile has been added so many tiles later.
+    static constexpr u32 kLag = 4;
     // A warpgroup's columns of the gradients of queries.
     static constexpr int kDqCols = kDqk / 2;
     using Own = hk::WarpgroupRows<2 * kTile>;
@@ -92,7 +103,7 @@ class WarpgroupWalk {
             Moving first[kDqk / 64], second[kDv / 64];
         } stages[kStages];
         Own ds[kDq ? 2 : 0];  // [own row][moving row]
-        Numbers sums[kDq ? 2 : 0][kDqCols / 8 * 128];  // of a warpgroup, for the gradients of queries
+        Numbers sums[kDq ? 2 : 0][2][kDqCols / 8 * 128];  // for the gradients of queries, in turn, of a warpgroup
         // Of moving queries: lse in units of log2, delta.
         Numbers lse[2][kTile / 4], delta[2][kTile / 4];
     };
@@ -102,49 +113,59 @@ class WarpgroupWalk {
     Lds &lds_;
     const u32 from_, to_;
 
-    /// Copies the thread's chunks of row `row` of both operands.
-    template <class A, class B>
-    HK_FN void copy_row(const u64 (&rows)[2], A &first, B &second, u32 i) const {
-        const u32 place = hk::thread_x() / 8, chunk = hk::thread_x() % 8 ^ Own::swizzle(place);
-        const attention::Params &p = of_.params().all;
-        const auto copy = [&](u64 row, u32 columns, auto &parts) {
-            const hk::Window window(reinterpret_cast<GlobalPtr<const u8>>(row != 0 ? row : p.q.data),
-                                    row != 0 ? columns * 2 : 0);
+    /// Copies the thread's chunks of a row at `offset` of `rows`; beyond the window it reads as zero.
+    HK_FN static void copy_row(const hk::Window &rows, u32 offset, u32 columns, auto &parts, u32 i) {
+        const u32 place = hk::thread_x() / 8, col = (hk::thread_x() % 8 ^ Own::swizzle(place)) * 8;
 #pragma unroll
-            for (u32 part = 0; part < sizeof(parts) / sizeof(parts[0]); ++part)
-                window.load_to_lds(&parts[part].chunk[hk::wave_id() * hk::kWaveSize + i * kThreads],
-                                   part * 128 + chunk * 16, 0);
-        };
-        copy(rows[0], p.dqk, first);
-        copy(rows[1], p.dv, second);
+        for (u32 part = 0; part < sizeof(parts) / sizeof(parts[0]); ++part)
+            rows.load_to_lds(&parts[part].chunk[hk::wave_id() * hk::kWaveSize + i * kThreads],
+                             part * 64 + col < columns ? offset + part * 128 + col * 2 : hk::Window::kOutOfBounds, 0);
+    }
+    HK_FN static hk::Window window(u64 row) {
+        return {reinterpret_cast<GlobalPtr<const u8>>(row), hk::Window::kOutOfBounds - 1};
+    }
+    /// Rows of queries from row `first` on, or keys: of both operands, the thread's i-th row of `count` at place(i). `last`: no row is
+    /// beyond it; what is, is zero, or if `repeated` the last one.
+    template <bool kOfQueries, bool kRepeated>
+    HK_FN void copy_rows(u32 first, u32 last, u32 count, auto &to_first, auto &to_second) const {
+        const Params &p = of_.params();
+        const attention::Params &all = p.all;
+        u64 rows[2];
+        hk::DivMod at(0, 1, 0);
+        if constexpr (kOfQueries) {
+            at = hk::DivMod(first, all.group, all.group_inverse);
+            of_.query_rows({at.quotient, of_.work_.kv_head * all.group, 0, 0, 0.0f, 0.0f, 0.0f}, rows);
+        } else {
+            of_.key_rows(first, rows);
+        }
+        const hk::Window of_first = window(rows[0]), of_second = window(rows[1]);
+        const u32 place = Own::of_mma(hk::thread_x() / 8);
+#pragma unroll
+        for (u32 i = 0; i < count; ++i) {
+            u32 n = place + i * 32;
+            const bool there = first + n <= last;
+            if (kRepeated && !there) n = last - first;
+            u32 offset[2];
+            if constexpr (kOfQueries) {
+                const hk::DivMod of_row(at.remainder + n, all.group, all.group_inverse);
+                offset[0] = of_row.quotient * u32(all.q.row) + of_row.remainder * u32(all.q.head);
+                offset[1] = of_row.quotient * u32(p.dout.row) + of_row.remainder * u32(p.dout.head);
+            } else {
+                offset[0] = n * u32(all.fresh.k.token), offset[1] = n * u32(all.fresh.v.token);
+            }
+            const bool read = kRepeated || there;
+            copy_row(of_first, offset[0], read ? all.dqk : 0, to_first, i);
+            copy_row(of_second, offset[1], read ? all.dv : 0, to_second, i);
+        }
     }
     HK_FN void copy_own() const {
-        const attention::Params &p = of_.params().all;
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const u32 row = of_.work_.first + Own::of_mma(hk::thread_x() / 8 + i * 32);
-            u64 rows[2] = {0, 0};
-            if constexpr (kOfKeys) {
-                if (row < of_.work_.fresh) of_.key_rows(row, rows);
-            } else {
-                if (row < of_.work_.q_len * p.group) of_.query_rows(of_.find_place(row), rows);
-            }
-            copy_row(rows, lds_.first, lds_.second, i);
-        }
+        const u32 last = (kOfKeys ? of_.work_.fresh : of_.work_.q_len * of_.params().all.group) - 1;
+        copy_rows<!kOfKeys, false>(of_.work_.first, last, 4, lds_.first, lds_.second);
     }
     /// The tile from row `first` on. Rows past the last one are the last one, which nobody sees there.
     HK_FN void copy_tile(u32 first, u32 stage) const {
         auto &to = lds_.stages[stage];
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            const u32 row = first + Moving::of_mma(hk::thread_x() / 8 + i * 32), there = row < to_ ? row : to_ - 1;
-            u64 rows[2];
-            if constexpr (kOfKeys)
-                of_.query_rows(of_.find_place(there), rows);
-            else
-                of_.key_rows(there, rows);
-            copy_row(rows, to.first, to.second, i);
-        }
+        if (first < to_) copy_rows<kOfKeys, true>(first, to_ - 1, 2, to.first, to.second);
         hk::commit_loads();
     }
     /// Of the thread's row of the tile from row `first` on.
@@ -195,21 +216,21 @@ class WarpgroupWalk {
         for (u32 i = 1; i < 2 * kTile / 16; ++i)
             Columns::add_columns(d, ds.descriptor(i * 16, 0), keys.descriptor(i * 16, byte));
     }
-    /// Puts them in LDS, by 8 columns, and of these as lanes have them: so they are in memory, too.
-    HK_FN void put_queries(const float (&d)[kDqCols / 2]) {
-        auto &sums = lds_.sums[warpgroup()];
-        // Those of the tile before have left LDS; `ordered`: have been added.
+    /// The sums of a tile to LDS, by 8 columns, and of these as lanes have them, which is their layout in memory, too.
+    HK_FN void put_queries(const float (&d)[kDqCols / 2], u32 tile) {
+        auto &sums = lds_.sums[tile % 2][warpgroup()];
+        // Those that were there before have left LDS; `ordered`: have been added.
         if (of_.params().ordered)
-            hk::detail::wait_bulk_adds();
+            hk::detail::wait_bulk_adds<1>();
         else
-            hk::detail::wait_bulk_reads();
+            hk::detail::wait_bulk_reads<1>();
         asm volatile("bar.sync %0, %1;" : : "r"(warpgroup() + 1), "n"(kThreads / 2) : "memory");
 #pragma unroll
         for (u32 i = 0; i < kDqCols / 8; ++i)
             sums[i * (kThreads / 2) + hk::thread_x() % (kThreads / 2)] = {d[4 * i], d[4 * i + 1], d[4 * i + 2],
                                                                           d[4 * i + 3]};
     }
-    /// Adds what is in LDS to the sums of a tile. A fence and a barrier are in between.
+    /// Adds what is in LDS to the sums of a tile, after a fence and a barrier.
     HK_FN void add_queries(const typename P::Turns &turns, u32 tile) const {
         if (hk::wave_id() % 4 != 0) return;
         constexpr u32 kEights = kDqCols / 8, kBytes = kThreads / 2 * sizeof(Numbers);
@@ -218,7 +239,7 @@ class WarpgroupWalk {
         turns.wait(tile);
         if (hk::lane_id() == 0 && own > 0)
             hk::detail::bulk_add(reinterpret_cast<GlobalPtr<float>>(turns.sums(tile) + first * kBytes),
-                                 lds_.sums[warpgroup()], own * kBytes);
+                                 lds_.sums[tile % 2][warpgroup()], own * kBytes);
     }
 
     /// Rounds to operands.
@@ -292,23 +313,25 @@ class WarpgroupWalk {
         typename P::Turns turns(of_);
         float next_lse = 0.0f, next_delta = 0.0f;
         copy_own();
-        copy_tile(from_, 0);
+#pragma unroll
+        for (u32 i = 0; i < kAhead; ++i) copy_tile(from_ + i * kTile, i);
+        u32 stage = 0;
         load_numbers(from_, next_lse, next_delta);
         put_numbers(next_lse, next_delta, 0);
         load_numbers(from_ + kTile, next_lse, next_delta);
         u32 plain_from, plain_to;
         find_plain(plain_from, plain_to);
-        u32 stage = 0;
         hk::Frag probs[2], ds[2];
 #pragma unroll 1
         for (u32 t = 0; t < tiles; ++t) {
-            const u32 first = from_ + t * kTile, at = t % 2, after = stage == kStages - 1 ? 0 : stage + 1;
+            const u32 first = from_ + t * kTile, at = t % 2;
             const auto &moving = lds_.stages[stage];
-            hk::wait_loads<0, 0>();
+            hk::wait_loads<kAhead - 1, 0>();
             publish_to_wgmma();
-            // The tile has landed, ds of the one before is in LDS, and all MMAs of the stage after it have been waited for.
+            // The tile has landed, ds of the one before is in LDS, and all MMAs of that one have been waited for.
             hk::block_barrier();
-            if (kDq && t > 2) turns.pass(from_ / kTile + t - 3);
+            if (kDq && t >= kLag) turns.pass(from_ / kTile + t - kLag);
+            copy_tile(first + kAhead * kTile, stage == 0 ? kAhead : stage - 1);
             if (kDq && t > 1) add_queries(turns, from_ / kTile + t - 2);
             float s[kSums], d[kSums];
             begin_wgmma();
@@ -316,8 +339,6 @@ class WarpgroupWalk {
             commit_wgmma();
             multiply_rows(d, lds_.second, moving.second);
             commit_wgmma();
-            // While products are in flight.
-            if (t + 1 < tiles) copy_tile(first + kTile, after);
             put_numbers(next_lse, next_delta, 1 - at);
             load_numbers(first + 2 * kTile, next_lse, next_delta);
             wait_wgmma<1>(s);
@@ -367,7 +388,7 @@ class WarpgroupWalk {
                 commit_wgmma();
                 put_ds(ds, lds_.ds[at]);
                 wait_wgmma<1>(queries);
-                if (t > 0) put_queries(queries);
+                if (t > 0) put_queries(queries, from_ / kTile + t - 1);
             } else {
                 begin_wgmma();
                 add_rows(of_first, ds, moving.first);
@@ -376,26 +397,27 @@ class WarpgroupWalk {
             wait_wgmma<0>(of_first);
             if constexpr (kOfKeys) wait_wgmma<0>(of_second), keep_until_here(probs);
             keep_until_here(ds);
-            stage = after;
+            stage = stage == kStages - 1 ? 0 : stage + 1;
         }
         if constexpr (kDq) {
             const u32 last = from_ / kTile + tiles - 1;
             publish_to_wgmma();
             hk::block_barrier();
-            if (tiles > 2) turns.pass(last - 2);
+            if (tiles >= kLag) turns.pass(last + 1 - kLag);
             if (tiles > 1) add_queries(turns, last - 1);
             float queries[kDqCols / 2];
             begin_wgmma();
             multiply_queries(queries, lds_.ds[(tiles - 1) % 2]);
             commit_wgmma();
             wait_wgmma<0>(queries);
-            put_queries(queries);
+            put_queries(queries, last);
             publish_to_wgmma();
             hk::block_barrier();
-            if (tiles > 1) turns.pass(last - 1);
+            if (tiles + 1 >= kLag) turns.pass(last + 2 - kLag);
             add_queries(turns, last);
-            wait_bulk_adds();
+            wait_bulk_adds<0>();
             hk::block_barrier();
+            if (tiles > 1) turns.pass(last - 1);
             turns.pass(last);
         }
         const auto place = [](int i) { return i % 8 / 4 * 2 + i % 4 / 2 * 4 + i % 2; };
