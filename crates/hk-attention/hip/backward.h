@@ -212,6 +212,7 @@ class Pass {
 
   public:
     static constexpr int kRows = kWaves / kSharers * kDim;
+    static constexpr bool kWarpgroups = kWarpgroupsOf<T, kDqk, kDv> && !kHstu;
 
   private:
     hk::Frag k_columns_[kDq ? kOwnCols : 1]
@@ -242,7 +243,7 @@ class Pass {
         }
         u32 from, to;
         find_moving(from, to);
-        if constexpr (kWarpgroupsOf<T, kDqk, kDv> && !kHstu) {
+        if constexpr (kWarpgroups) {
             if (takes_warpgroups(params())) {
                 if (from < to && !work_.poison) WarpgroupWalk<Pass>(*this, from, to).run();
                 return store();
@@ -1249,7 +1250,7 @@ HK_FN bool find_key_work(const Params &p, u32 task, Work &work) {
 template <class T, int kDqk, int kDv, bool kDq, class P>
 HK_FN auto &block_lds() {
     using L = Lds<T, kDqk, kDv, kDq>;
-    if constexpr (kWarpgroupsOf<T, kDqk, kDv>) {
+    if constexpr (P::kWarpgroups) {
         static_assert(sizeof(L) <= sizeof(typename WarpgroupWalk<P>::Lds));
         return reinterpret_cast<L &>(hk::block_lds<typename WarpgroupWalk<P>::Lds>());
     } else {
