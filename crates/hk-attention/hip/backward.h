@@ -1316,7 +1316,7 @@ HK_FN void round_queries(const Params &p) {
         const auto to = reinterpret_cast<GlobalPtr<T>>(row_address(p.dq, work, packed, at.quotient, head)) + col;
         Vec<float, 4> y;
         if (kWarpgroupsOf<T, 64, 64> && kTile == 64 && p.all.dqk <= 128 && p.all.dv <= 128 && takes_warpgroups(p)) {
-            // As WarpgroupWalk::add_queries has put them.
+            // As WarpgroupWalk::put_queries has them.
             const u32 thread = row / 16 * 32 + (row % 16 / 4 * 2 + row % 2) * 4 + col % 8 / 2;
             const auto at = sums + col / 8 * (kTile * 8) + thread * 4 + row / 2 % 2 * 2;
             const auto pair = [&](u32 i) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(at + i * 4); };
