@@ -32,6 +32,7 @@
 #include <hk/philox.h>
 #include <hk/shared.h>
 #include <hk/types.h>
+#include <hk/warpgroup.h>
 #include <hk/wave.h>
 #include <hk/wave_tile.h>
 
@@ -68,6 +69,27 @@ template <class T, int kDqk, int kDv>
 inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64
                                : (kDqk + kDv) * sizeof(T) <= 1024  ? 32
                                                                    : 16;
+
+/// The walk by warpgroup instructions: backward_warpgroup.h.
+template <class P>
+class WarpgroupWalk;
+/// Warpgroup instructions serve tiles of this kind, where the target has them.
+template <class T, int kDqk, int kDv>
+inline constexpr bool kWarpgroupsOf =
+#if defined(HK_WARPGROUPS)
+    sizeof(T) == 2 && kDqk == kDv && kDqk <= 128;
+#else
+    false;
+#endif
+/// They take whole vectors, rows that are near each other, and no scores but products.
+HK_FN bool takes_warpgroups(const Params &p) {
+    const auto &of = p.all.scores;
+    const auto near = [](i64 stride) { return u64(stride) < 1u << 23; };
+    const auto rows = [&](const HeadRows &rows) { return near(rows.row) && near(rows.head); };
+    return p.all.q_vectorized && p.dout_vectorized && p.all.fresh.vectorized && p.all.group <= 128 && rows(p.all.q) &&
+           rows(p.dout) && near(p.all.fresh.k.token) && near(p.all.fresh.v.token) && of.softcap == 0.0f && !of.alibi &&
+           !of.dropout;
+}
 
 /// What scores of a query need to become gradients.
 struct Query {
@@ -134,6 +156,11 @@ HK_FN void atomics_performed() {
 /// Gradients of a block's keys, of its queries, or of its keys and, with kDq, the share of its keys in those of queries.
 template <class T, int kDqk, int kDv, bool kOfKeys, bool kHstu, bool kDq = false>
 class Pass {
+    template <class P>
+    friend class WarpgroupWalk;
+    using Element = T;
+    static constexpr int kDqkOf = kDqk, kDvOf = kDv;
+    static constexpr bool kKeys = kOfKeys, kAddsQueries = kDq;
     static constexpr bool kPairs = kPairsOf<T, kDqk, kDv, kDq>;
     static constexpr int kDim = kPairs ? 32 : kDimOf<T, kDqk, kDv>, kSharers = kPairs ? 2 : 1;
     using Places = hk::AccLayout<kDim>;
@@ -185,6 +212,7 @@ class Pass {
 
   public:
     static constexpr int kRows = kWaves / kSharers * kDim;
+    static constexpr bool kWarpgroups = kWarpgroupsOf<T, kDqk, kDv> && !kHstu;
 
   private:
     hk::Frag k_columns_[kDq ? kOwnCols : 1]
@@ -215,6 +243,12 @@ class Pass {
         }
         u32 from, to;
         find_moving(from, to);
+        if constexpr (kWarpgroups) {
+            if (takes_warpgroups(params())) {
+                if (from < to && !work_.poison) WarpgroupWalk<Pass>(*this, from, to).run();
+                return store();
+            }
+        }
         if constexpr (!kPairs) {
             a_ = stationary<kDqk>(rows, 0);
             b_ = stationary<kDv>(rows, 1);
@@ -1212,12 +1246,24 @@ HK_FN bool find_key_work(const Params &p, u32 task, Work &work) {
     return true;
 }
 
+/// The block's LDS, for passes of either walk.
+template <class T, int kDqk, int kDv, bool kDq, class P>
+HK_FN auto &block_lds() {
+    using L = Lds<T, kDqk, kDv, kDq>;
+    if constexpr (P::kWarpgroups) {
+        static_assert(sizeof(L) <= sizeof(typename WarpgroupWalk<P>::Lds));
+        return reinterpret_cast<L &>(hk::block_lds<typename WarpgroupWalk<P>::Lds>());
+    } else {
+        return hk::block_lds<L>();
+    }
+}
+
 template <class T, int kDqk, int kDv, bool kHstu = false>
 HK_FN void backward(const Params &p) {
-    auto &lds = hk::block_lds<Lds<T, kDqk, kDv, false>>();
+    using Keys = Pass<T, kDqk, kDv, true, kHstu>;
+    auto &lds = block_lds<T, kDqk, kDv, false, Keys>();
     Work work;
     if (hk::block_x() < p.key_blocks) {
-        using Keys = Pass<T, kDqk, kDv, true, kHstu>;
         const u32 task = hk::xcd_remap(hk::block_x(), p.key_blocks);
         if (!find_key_work<Keys::kRows>(p, task, work)) return;
         if (kHstu) work.poison |= !targets_fit(p.all.hstu, work);
@@ -1235,8 +1281,8 @@ HK_FN void backward(const Params &p) {
 /// Blocks of keys; those of a sequence and key head in ascending order of their tickets.
 template <class T, int kDqk, int kDv>
 HK_FN void backward_fused(const Params &p) {
-    auto &lds = hk::block_lds<Lds<T, kDqk, kDv, true>>();
     using Keys = Pass<T, kDqk, kDv, true, false, true>;
+    auto &lds = block_lds<T, kDqk, kDv, true, Keys>();
     u32 ticket = hk::block_x();
     if (p.ordered) {
         if (hk::thread_x() == 0)
@@ -1268,7 +1314,17 @@ HK_FN void round_queries(const Params &p) {
         const hk::DivMod at(work.first + row, p.all.group, p.all.group_inverse);
         const u32 head = work.kv_head * p.all.group + at.remainder;
         const auto to = reinterpret_cast<GlobalPtr<T>>(row_address(p.dq, work, packed, at.quotient, head)) + col;
-        Vec<float, 4> y = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(sums + row * floats + col);
+        Vec<float, 4> y;
+        if (kWarpgroupsOf<T, 64, 64> && kTile == 64 && p.all.dqk <= 128 && p.all.dv <= 128 && takes_warpgroups(p)) {
+            // As WarpgroupWalk::put_queries has them.
+            const u32 thread = row / 16 * 32 + (row % 16 / 4 * 2 + row % 2) * 4 + col % 8 / 2;
+            const auto at = sums + col / 8 * (kTile * 8) + thread * 4 + row / 2 % 2 * 2;
+            const auto pair = [&](u32 i) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(at + i * 4); };
+            const Vec<float, 2> low = pair(0), high = pair(1);
+            y = {low[0], low[1], high[0], high[1]};
+        } else {
+            y = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(sums + row * floats + col);
+        }
         y = work.poison ? __builtin_nanf("") : y * p.all.scores.scale;
         const auto rounded = hk::narrow<T, 4>(y);
         if (p.dq_vectorized) {
@@ -1283,3 +1339,5 @@ HK_FN void round_queries(const Params &p) {
 }
 
 }  // namespace backward
+
+#include "backward_warpgroup.h"
