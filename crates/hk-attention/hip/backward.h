@@ -12,7 +12,7 @@
 // registers. Sums are f32 in memory, by tile of queries, and are added to by atomics, tile by tile: in any order, or, if `ordered`, one block
 // of keys after the other. A block waits for the one before it, which has a lower ticket; tickets are drawn when blocks start, so that the
 // block with the lowest one never waits.
-// With kDq and 256 columns of 16 bits, two waves share 32 keys: one has k, p and dk, the other v, ds and dv. p and ds cross LDS, p rounded: ds is
+// With 256 columns of 16 bits, two waves share 32 keys: one has k, p and dk, the other v, ds and dv. p and ds cross LDS, p rounded: ds is
 // made of the rounded p.
 // Of hstu_attn, with x = scale (q[i] . k[j]) and f = 1 / (1 + exp(-x)), p = x f and ds = (dout[i] . v[j]) f (1 + x (1 - f)); results are divided
 // by the longest length.
@@ -58,12 +58,14 @@ struct Params {
 inline constexpr int kThreads = 256, kWaves = kThreads / hk::kWaveSize;
 
 /// Stationary rows of a wave. Same values as in src/backward/mod.rs.
-template <class T, int kDqk, int kDv>
+template <class T, int kDqk, int kDv, bool kOfKeys>
 inline constexpr int kDimOf =
-    hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= 1024 && kDv * sizeof(T) < 512 ? 32 : 16;
+    hk::kRowsPerLane == 1 && (kDqk + kDv) * sizeof(T) <= 1024 && (kDv * sizeof(T) < 512 || (!kOfKeys && sizeof(T) == 2))
+        ? 32
+        : 16;
 /// Two waves share the keys: one has the keys themselves, the other their values.
-template <class T, int kDqk, int kDv, bool kDq>
-inline constexpr bool kPairsOf = kDq && sizeof(T) == 2 && hk::kRowsPerLane == 1 && kDqk == 256 && kDv == 256;
+template <class T, int kDqk, int kDv, bool kHstu>
+inline constexpr bool kPairsOf = !kHstu && sizeof(T) == 2 && hk::kRowsPerLane == 1 && kDqk == 256 && kDv == 256;
 /// Moving rows of a tile. Same values as in src/backward/fused.rs.
 template <class T, int kDqk, int kDv>
 inline constexpr int kTileOf = sizeof(T) == 2 && kDqk + kDv <= 320 ? 64
@@ -116,7 +118,7 @@ struct QueryTable {
 };
 
 /// ds of a tile, [key][row of the tile]; of pairs, p follows in the other half of the row.
-template <int kKeys, bool kDq>
+template <int kKeys, bool kHasDs>
 struct DsTile {};
 template <int kKeys>
 struct DsTile<kKeys, true> {
@@ -124,13 +126,13 @@ struct DsTile<kKeys, true> {
     u32 ticket;
 };
 
-template <class T, int kDqk, int kDv, bool kDq>
-struct Lds : DsTile<kWaves * kDimOf<T, kDqk, kDv>, kDq> {
+template <class T, int kDqk, int kDv, bool kHstu, bool kDq>
+struct Lds : DsTile<kWaves * kDimOf<T, kDqk, kDv, true>, kDq || kPairsOf<T, kDqk, kDv, kHstu>> {
     static constexpr int kTile = kTileOf<T, kDqk, kDv>;
     using Part = hk::SharedTile<kTile, 128>;
 
     // dk of pairs is a tile behind.
-    static constexpr int kStages = kPairsOf<T, kDqk, kDv, kDq> ? 2 : 1;
+    static constexpr int kStages = kPairsOf<T, kDqk, kDv, kHstu> ? 2 : 1;
     Part first[kStages][kDqk * int(sizeof(T)) / 128], second[kDv * int(sizeof(T)) / 128];
     u64 rows[2][2][kTile];  // addresses of the two operands' rows
     QueryTable<kTile> queries[2];
@@ -161,11 +163,11 @@ class Pass {
     using Element = T;
     static constexpr int kDqkOf = kDqk, kDvOf = kDv;
     static constexpr bool kKeys = kOfKeys, kAddsQueries = kDq;
-    static constexpr bool kPairs = kPairsOf<T, kDqk, kDv, kDq>;
-    static constexpr int kDim = kPairs ? 32 : kDimOf<T, kDqk, kDv>, kSharers = kPairs ? 2 : 1;
+    static constexpr bool kPairs = kOfKeys && kPairsOf<T, kDqk, kDv, kHstu>;
+    static constexpr int kDim = kPairs ? 32 : kDimOf<T, kDqk, kDv, kOfKeys>, kSharers = kPairs ? 2 : 1;
     using Places = hk::AccLayout<kDim>;
     using Mma = hk::FragMma<T, T, kDim>;
-    using L = Lds<T, kDqk, kDv, kDq>;
+    using L = Lds<T, kDqk, kDv, kHstu, kDq>;
     static constexpr int kTile = L::kTile, kStep = kTile < 32 ? kTile : 32;  // moving rows of a step
     static constexpr int kUnrolledSteps =
         sizeof(T) == 2 && kDqk + kDv <= 128 ? 2 : 1;  // of wide tiles registers are too few
@@ -267,7 +269,7 @@ class Pass {
     template <bool kValues>
     HK_FN void run_of_pair(const u64 (&rows)[kLaneRows][2], u32 from, u32 to) {
         a_ = stationary<kDqk>(rows, kValues);
-        load_columns<!kValues>();
+        if constexpr (kDq) load_columns<!kValues>();
         if (!work_.poison) walk_pairs<kValues>(from, to);
         store_of_pair<kValues>();
     }
@@ -416,7 +418,7 @@ class Pass {
         return tile;
     }
     HK_FN void store_tile(const Prefetched &tile, u32 at) {
-        store_rows<kDqk>(lds_.first[at % L::kStages], tile.a, at, 0);
+        store_rows<kDqk>(lds_.first[kPairs ? at : 0], tile.a, at, 0);
         store_rows<kDv>(lds_.second, tile.b, at, 1);
         if (kOfKeys && !kHstu && hk::thread_x() < kTile)
             lds_.queries[at].put_numbers(hk::thread_x(), tile, 1.0f / (params().all.scores.scale * kLog2E));
@@ -505,7 +507,7 @@ class Pass {
     }
 
     /// The same of pairs, in three phases a tile, in each of which both waves have as many MFMAs:
-    ///   k: scores, p      dk of the tile before    dq
+    ///   k: scores, p      dk of the tile before    dq, if kDq
     ///   v: dout . v       ds, dv                   dq
     template <bool kValues>
     HK_FN void walk_pairs(u32 from, u32 to) {
@@ -524,7 +526,7 @@ class Pass {
             store_tile(next, at);
             if (t > 0) {
                 if constexpr (!kValues) before = get_ds(0);
-                add_queries(from / kTile + t - 1, turns);
+                if constexpr (kDq) add_queries(from / kTile + t - 1, turns);
             }
             hk::block_barrier();
             next = load_tile(first + kTile, to, 1 - at);
@@ -552,15 +554,17 @@ class Pass {
                 // Of the first tile nothing: a branch would cost moves of accumulators.
                 add<kDqk>(da_, lds_.first[t > 0 ? 1 - at : at], before, 0);
             }
-            if (t > 0) turns.performed();
+            if (kDq && t > 0) turns.performed();
             hk::block_barrier();
-            if (t > 0) turns.pass(from / kTile + t - 1);
+            if (kDq && t > 0) turns.pass(from / kTile + t - 1);
         }
-        add_queries(from / kTile + tiles - 1, turns);
+        if constexpr (kDq) add_queries(from / kTile + tiles - 1, turns);
         if constexpr (!kValues) add<kDqk>(da_, lds_.first[(tiles - 1) % 2], get_ds(0), 0);
-        turns.performed();
-        hk::block_barrier();
-        turns.pass(from / kTile + tiles - 1);
+        if constexpr (kDq) {
+            turns.performed();
+            hk::block_barrier();
+            turns.pass(from / kTile + tiles - 1);
+        }
     }
     HK_FN void put_probs(Scores &s, bool masked, const Visible &visible) {
         const float scale = params().all.scores.scale * kLog2E;
@@ -683,7 +687,7 @@ class Pass {
                         Vec<T, kVec> v;
 #pragma unroll
                         for (u32 i = 0; i < kVec; ++i) {
-                            const u32 key = f * kDqFragRows + DqPlaces::n(lane, i / 4 * 4 * kLaneRows + i % 4);
+                            const u32 key = f * kDqFragRows + dq_key(lane, i);
                             v[i] = lds_.first[0][col / kPartCols].template get<T>(key, col % kPartCols * sizeof(T));
                         }
                         return __builtin_bit_cast(Vec<u32, 4>, v);
@@ -693,12 +697,21 @@ class Pass {
             hk::block_barrier();
         }
     }
-    // Of AMD targets, 16 bits: a wave's writes of 8 bytes have no bank conflicts if the halves of a chunk change places in every other group
-    // of rows: 8 of them on 32 banks, 16 on 64. Reads have one group of rows at a time, or whole rows.
+    // Of AMD targets, 16 bits: the halves of a chunk change places in every other 8 rows, so that writes of 8 bytes, a column of 16 rows at a
+    // time on 32 banks, have no bank conflicts; of 64 banks again in every other 16, for reads of 32 rows at a time. Others read whole chunks.
     static constexpr bool kSwapped = sizeof(T) == 2 && !hk::kHasLdmatrix;
-    HK_FN static u32 swapped(u32 key) { return kSwapped ? key / (hk::kHasReadTr ? 16 : 8) % 2 * 8 : 0; }
+    HK_FN static u32 swapped(u32 key) {
+        const u32 of_reads = hk::kHasReadTr ? key / 16 : 0;
+        return kSwapped ? (key / 8 + of_reads) % 2 * 8 : 0;
+    }
 
     static constexpr int kDsOperands = kTile / kDqDim;
+    /// Key i of the lane's fragments of ds. Of dwords, lanes 0-15 and 16-31 have rows whose swizzles differ by 4.
+    HK_FN static u32 dq_key(u32 lane, u32 i) {
+        if constexpr (kSwapped && !hk::kHasReadTr && kDsOperands == 2 && kDqDim == 16)
+            return i % 2 + lane / 16 % 2 * 2 + i / 2 % 2 * 4 + lane / 32 * 8 + i / 4 * 16;
+        return DqPlaces::n(lane, i / 4 * 4 * kLaneRows + i % 4);
+    }
     /// Fragments of the wave's rows of the tile, over the keys of fragment f.
     HK_FN void ds_frags(int f, hk::Frag (&frags)[kOwnRows]) const {
         const u32 lane = hk::lane_id(), first = f * kDqFragRows, share = row_share() * kOwnRows;
@@ -734,7 +747,7 @@ class Pass {
             Columns of_key[8];
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
-                const u32 key = first + DqPlaces::n(lane, i);
+                const u32 key = first + dq_key(lane, i);
                 of_key[i] = lds_.ds.template get<Columns>(key, lane % kDqDim * sizeof(Columns) ^ swapped(key));
             }
 #pragma unroll
@@ -1247,9 +1260,9 @@ HK_FN bool find_key_work(const Params &p, u32 task, Work &work) {
 }
 
 /// The block's LDS, for passes of either walk.
-template <class T, int kDqk, int kDv, bool kDq, class P>
+template <class T, int kDqk, int kDv, bool kHstu, bool kDq, class P>
 HK_FN auto &block_lds() {
-    using L = Lds<T, kDqk, kDv, kDq>;
+    using L = Lds<T, kDqk, kDv, kHstu, kDq>;
     if constexpr (P::kWarpgroups) {
         static_assert(sizeof(L) <= sizeof(typename WarpgroupWalk<P>::Lds));
         return reinterpret_cast<L &>(hk::block_lds<typename WarpgroupWalk<P>::Lds>());
@@ -1261,7 +1274,7 @@ HK_FN auto &block_lds() {
 template <class T, int kDqk, int kDv, bool kHstu = false>
 HK_FN void backward(const Params &p) {
     using Keys = Pass<T, kDqk, kDv, true, kHstu>;
-    auto &lds = block_lds<T, kDqk, kDv, false, Keys>();
+    auto &lds = block_lds<T, kDqk, kDv, kHstu, false, Keys>();
     Work work;
     if (hk::block_x() < p.key_blocks) {
         const u32 task = hk::xcd_remap(hk::block_x(), p.key_blocks);
@@ -1282,7 +1295,7 @@ HK_FN void backward(const Params &p) {
 template <class T, int kDqk, int kDv>
 HK_FN void backward_fused(const Params &p) {
     using Keys = Pass<T, kDqk, kDv, true, false, true>;
-    auto &lds = block_lds<T, kDqk, kDv, true, Keys>();
+    auto &lds = block_lds<T, kDqk, kDv, false, true, Keys>();
     u32 ticket = hk::block_x();
     if (p.ordered) {
         if (hk::thread_x() == 0)
@@ -1303,36 +1316,47 @@ HK_FN void round_queries(const Params &p) {
     Work work;
     if (!find_work<kTile>(p.all, hk::block_x(), work)) return;
     find_keys(p.all, work);
-    const u32 shift = p.all.dqk <= 64 ? 4 : p.all.dqk <= 128 ? 5 : 6;  // threads of a row, four columns each
+    constexpr u32 kLanes = 8, kCols = 4 * kLanes, kBatch = 4;  // lanes of a row have four columns each of kCols
     const u32 floats = dq_row_floats(p), rows = work.q_len * p.all.group;
     const auto sums = reinterpret_cast<GlobalPtr<const float>>(p.dq_sums) +
                       (first_dq_tile<kTile>(p, work) + work.first / kTile) * kTile * floats;
     const bool packed = p.all.sequences.q_starts != 0;
-    for (u32 i = hk::thread_x(); i < u32(kTile) << shift; i += kThreads) {
-        const u32 row = i >> shift, col = (i & ((1u << shift) - 1)) * 4;
-        if (work.first + row >= rows || col >= p.all.dqk) continue;
+    const bool of_warpgroups =
+        kWarpgroupsOf<T, 64, 64> && kTile == 64 && p.all.dqk <= 128 && p.all.dv <= 128 && takes_warpgroups(p);
+    const auto load = [&](u32 row, u32 col) {
+        if (!of_warpgroups) return *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(sums + row * floats + col);
+        // As WarpgroupWalk::put_queries has them.
+        const u32 thread = row / 16 * 32 + (row % 16 / 4 * 2 + row % 2) * 4 + col % 8 / 2;
+        const auto at = sums + col / 8 * (kTile * 8) + thread * 4 + row / 2 % 2 * 2;
+        const auto pair = [&](u32 i) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(at + i * 4); };
+        const Vec<float, 2> low = pair(0), high = pair(1);
+        return Vec<float, 4>{low[0], low[1], high[0], high[1]};
+    };
+    for (u32 row = hk::thread_x() / kLanes; row < u32(kTile); row += kThreads / kLanes) {
+        if (work.first + row >= rows) return;
         const hk::DivMod at(work.first + row, p.all.group, p.all.group_inverse);
         const u32 head = work.kv_head * p.all.group + at.remainder;
-        const auto to = reinterpret_cast<GlobalPtr<T>>(row_address(p.dq, work, packed, at.quotient, head)) + col;
-        Vec<float, 4> y;
-        if (kWarpgroupsOf<T, 64, 64> && kTile == 64 && p.all.dqk <= 128 && p.all.dv <= 128 && takes_warpgroups(p)) {
-            // As WarpgroupWalk::put_queries has them.
-            const u32 thread = row / 16 * 32 + (row % 16 / 4 * 2 + row % 2) * 4 + col % 8 / 2;
-            const auto at = sums + col / 8 * (kTile * 8) + thread * 4 + row / 2 % 2 * 2;
-            const auto pair = [&](u32 i) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(at + i * 4); };
-            const Vec<float, 2> low = pair(0), high = pair(1);
-            y = {low[0], low[1], high[0], high[1]};
-        } else {
-            y = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(sums + row * floats + col);
-        }
-        y = work.poison ? __builtin_nanf("") : y * p.all.scores.scale;
-        const auto rounded = hk::narrow<T, 4>(y);
-        if (p.dq_vectorized) {
-            *reinterpret_cast<GlobalPtr<Vec<T, 4>>>(to) = rounded;
-        } else {
+        const auto to = reinterpret_cast<GlobalPtr<T>>(row_address(p.dq, work, packed, at.quotient, head));
+        for (u32 first = hk::thread_x() % kLanes * 4; first < p.all.dqk; first += kBatch * kCols) {
+            Vec<float, 4> y[kBatch];
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                if (col + j < p.all.dqk) to[j] = rounded[j];
+            for (u32 i = 0; i < kBatch; ++i) {
+                const u32 col = first + i * kCols;
+                if (col < p.all.dqk) y[i] = load(row, col);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kBatch; ++i) {
+                const u32 col = first + i * kCols;
+                if (col >= p.all.dqk) continue;
+                const auto rounded = hk::narrow<T, 4>(work.poison ? __builtin_nanf("") : y[i] * p.all.scores.scale);
+                if (p.dq_vectorized) {
+                    *reinterpret_cast<GlobalPtr<Vec<T, 4>>>(to + col) = rounded;
+                } else {
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        if (col + j < p.all.dqk) to[col + j] = rounded[j];
+                    }
+                }
             }
         }
     }

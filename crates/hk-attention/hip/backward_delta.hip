@@ -1,6 +1,6 @@
 // backward_delta.hip: what gradients of attention need of each row, delta[i] = dout[i] . out[i], and the gradients of sinks:
 //   dsink[head] = - sum over rows i of exp(sink[head] - lse[i]) delta[i]
-// Delta: lanes have 8 columns each, 8, 16 or 32 lanes a row. Sinks: a block for each head, rows in a fixed order.
+// Delta: eight lanes a row, of 64 columns at a time each has 8. Sinks: a block for each head, rows in a fixed order.
 #include "outputs.h"
 #include "problem.h"
 #include "rows.h"
@@ -36,35 +36,41 @@ using hk::i64;
 using hk::u8;
 using hk::Vec;
 
-constexpr u32 kThreads = 256;
+constexpr u32 kThreads = 256, kLanes = 8;
 
 HK_FN u64 address(const Params &p, const HeadRows &rows, u32 row, u32 head) {
     const hk::DivMod at(row, p.of_sequence, p.of_sequence_inverse);
     return rows.data + u64(i64(at.quotient) * rows.batch + i64(at.remainder) * rows.row + i64(head) * rows.head);
 }
 
-template <class T, u32 kLanes>
-HK_FN void rows_of_lanes(const Params &p) {
+template <class T>
+HK_FN void rows_of_block(const Params &p) {
     constexpr u32 kCols = 8, kVec = 16 / sizeof(T);
-    const u64 at = u64(hk::block_x()) * (kThreads / kLanes) + hk::thread_x() / kLanes;
-    const u32 row = u32(at / p.heads), head = u32(at % p.heads);
+    const u32 index = hk::block_x() * (kThreads / kLanes) + hk::thread_x() / kLanes, lane = hk::thread_x() % kLanes;
+    const hk::DivMod at(index, p.heads, p.heads_inverse);
+    const u32 row = at.quotient, head = at.remainder;
+    const bool there = row < p.rows;
+    const u64 y_row = address(p, p.out, row, head), dy_row = address(p, p.dout, row, head);
     float sum = 0.0f;
+#pragma unroll 2
+    for (u32 first = lane * kCols; there && first < p.dv; first += kLanes * kCols) {
 #pragma unroll
-    for (u32 i = 0; i < kCols; i += kVec) {
-        const u32 col = hk::thread_x() % kLanes * kCols + i;
-        if (row >= p.rows || col >= p.dv) continue;
-        const auto load = [&](const HeadRows &rows) {
-            const auto at = reinterpret_cast<GlobalPtr<const u8>>(address(p, rows, row, head) + col * sizeof(T));
-            return __builtin_convertvector(
-                (attention::load_row<T, int(kVec)>(at, attention::kOwn, p.vectorized, sizeof(T), i32(p.dv - col))),
-                Vec<float, kVec>);
-        };
-        const Vec<float, kVec> y = load(p.out), dy = load(p.dout);
+        for (u32 i = 0; i < kCols; i += kVec) {
+            const u32 col = first + i;
+            if (i > 0 && col >= p.dv) continue;
+            const auto load = [&](u64 row) {
+                const auto at = reinterpret_cast<GlobalPtr<const u8>>(row + col * sizeof(T));
+                return __builtin_convertvector(
+                    (attention::load_row<T, int(kVec)>(at, attention::kOwn, p.vectorized, sizeof(T), i32(p.dv - col))),
+                    Vec<float, kVec>);
+            };
+            const Vec<float, kVec> y = load(y_row), dy = load(dy_row);
 #pragma unroll
-        for (u32 j = 0; j < kVec; ++j) sum = __builtin_fmaf(y[j], dy[j], sum);
+            for (u32 j = 0; j < kVec; ++j) sum = __builtin_fmaf(y[j], dy[j], sum);
+        }
     }
     sum = hk::group_reduce<kLanes>(sum, hk::Sum{});
-    if (row < p.rows && hk::thread_x() % kLanes == 0) reinterpret_cast<GlobalPtr<float>>(p.delta)[at] = sum;
+    if (there && lane == 0) reinterpret_cast<GlobalPtr<float>>(p.delta)[index] = sum;
 }
 
 HK_FN void clear(const Params &p) {
@@ -76,12 +82,7 @@ HK_FN void clear(const Params &p) {
 template <class T>
 HK_FN void deltas(const Params &p) {
     clear(p);
-    if (p.dv <= 64)
-        rows_of_lanes<T, 8>(p);
-    else if (p.dv <= 128)
-        rows_of_lanes<T, 16>(p);
-    else
-        rows_of_lanes<T, 32>(p);
+    rows_of_block<T>(p);
 }
 
 HK_FN void sinks(const Params &p) {

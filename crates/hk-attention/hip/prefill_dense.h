@@ -53,6 +53,8 @@ struct TypesOf {
 };
 template <>
 struct TypesOf<sage::Types> : sage::Types {};
+template <>
+struct TypesOf<sage::SmoothTypes> : sage::SmoothTypes {};
 
 /// The 16-bit type of outputs.
 template <class T>
@@ -65,6 +67,8 @@ struct OutputType<hk::Fp8> {
 };
 template <>
 struct OutputType<sage::Types> : OutputType<hk::Fp8> {};
+template <>
+struct OutputType<sage::SmoothTypes> : OutputType<hk::Fp8> {};
 template <class T>
 using OutputOf = typename OutputType<T>::Type;
 
@@ -116,7 +120,7 @@ class Dense {
     static constexpr bool kPaged = kCache != Cache::None;
     using Key = typename TypesOf<T>::Key;
     using Value = typename TypesOf<T>::Value;
-    static constexpr bool kSage = __is_same(T, sage::Types);
+    static constexpr bool kSmooth = __is_same(T, sage::SmoothTypes), kSage = kSmooth || __is_same(T, sage::Types);
     static constexpr bool kFp8 = hk::kBitsOf<Value> == 8;
     static constexpr bool kDirect = dense::kDirect<Value>;
     static constexpr int kBytes = hk::kBitsOf<Key> / 8;
@@ -202,6 +206,7 @@ class Dense {
     OnlineSoftmax<kDim, Value> softmax_;
     float q_scale_[kOwn], scale_;  // of scores, in units of log2: without and with that of the walk's keys
     sage::KeyScales key_scales_;
+    u64 q_shift_[kOwn];  // of kSmooth: the row's, of key 0
     u32 from_;  // the walk's first key
     Keys visible_[kOwn];  // to the lane's rows
     // From the block's first key on:
@@ -263,7 +268,7 @@ class Dense {
     }
     /// Sums of int8 begin with the bits of kBias, in registers of their own: as floats they are that and the sum, exactly. The softmax
     /// subtracts it; its offset is then rounded by less than a unit of these sums.
-    static constexpr float kBias = kSage && kOwn == 1 ? 0x1.8p+23f : 0.0f;
+    static constexpr float kBias = kSage && !kSmooth && kOwn == 1 ? 0x1.8p+23f : 0.0f;
     static_assert(!kSage || 127 * 127 * kDqk < 1 << 22, "sums are within the power of two of the bias");
 
     HK_FN void multiply_keys(const KFrags &k) {
@@ -279,12 +284,37 @@ class Dense {
         for (int i = 0; i < kKeys / kDim; ++i) s_.acc[0][i] = __builtin_bit_cast(typename Mma::Acc, acc[i]);
         if constexpr (kFp8 && !kSage) settle(s_.acc[0][kKeys / kDim - 1]);
     }
-    /// The factor of the sums of int8. A lane's two rows have a factor each: their sums are multiplied here.
+    /// The factor of the sums of int8. Where a lane's two rows have a factor each, or sums have shifts, they are multiplied here.
     HK_FN void scale_scores() {
-        const float key_scale = key_scales_.of(hk::uniform(from_ + u32(at_)));
-        if constexpr (kOwn == 1) {
-            // Above 0, so that masked scores stay -inf; small enough for the bias. The largest score is not that of a negative factor: NaN.
-            constexpr float kLeast = 0x1p-126f, kMost = 0x1p+100f;
+        const u32 first = hk::uniform(from_ + u32(at_));
+        const float key_scale = key_scales_.of(first);
+        // Small enough for the bias.
+        [[maybe_unused]] constexpr float kMost = 0x1p+100f;
+        if constexpr (kSmooth) {
+            scale_ = 1.0f;
+#pragma unroll
+            for (u32 r = 0; r < kOwn; ++r) {
+                using Shifts = Vec<float, hk::kMmaRows>;
+                const auto shift =
+                    reinterpret_cast<GlobalPtr<const float>>(q_shift_[r]) + first + Places::n(lane_of(work_), 0);
+                float scale = q_scale_[r] * key_scale;
+                scale = scale >= 0.0f && scale <= kMost ? scale : __builtin_nanf("");
+                Shifts run;
+                map_pairs(s_, r, [&](int i, Vec<float, 2> pair) {
+                    if (i % hk::kMmaRows == 0)
+                        run = *reinterpret_cast<GlobalPtr<const Shifts>>(shift + Places::n(0, i));
+#pragma unroll
+                    for (int j = 0; j < 2; ++j) {
+                        const float bits = pair[j];
+                        pair[j] =
+                            __builtin_fmaf(float(__builtin_bit_cast(i32, bits)), scale, run[i % hk::kMmaRows + j]);
+                    }
+                    return pair;
+                });
+            }
+        } else if constexpr (kOwn == 1) {
+            // Above 0, so that masked scores stay -inf. The largest score is not that of a negative factor: NaN.
+            constexpr float kLeast = 0x1p-126f;
             scale_ = q_scale_[0] * key_scale;
             scale_ = scale_ >= 0.0f && scale_ <= kMost ? __builtin_fmaxf(scale_, kLeast) : __builtin_nanf("");
         } else {
@@ -959,6 +989,9 @@ class Dense {
                     own.valid
                         ? *reinterpret_cast<GlobalPtr<const float>>(float_at(of.q_scale, head, of.q_blocks, block))
                         : 0.0f;
+                if constexpr (kSmooth)
+                    q_shift_[r] = float_at(of.q_shift, own.valid ? head * of.q_blocks + block : 0,
+                                           of.k_blocks * sage::kKeysOfBlock, 0);
             }
         } else {
             q_scale_[0] = p_.scores.scale * kLog2E;

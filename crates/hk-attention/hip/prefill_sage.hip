@@ -6,15 +6,19 @@ namespace {
 using Params = attention::SageParams;
 using attention::dense::Cache;
 
-template <int kD, bool kSmall>
-struct Kernel : attention::dense::Kernel<attention::sage::Types, kD, kD, Cache::None, kSmall> {
+template <class Types, int kD, bool kSmall>
+struct Kernel : attention::dense::Kernel<Types, kD, kD, Cache::None, kSmall> {
     HK_FN void operator()(const Params &p) const {
-        attention::dense::Kernel<attention::sage::Types, kD, kD, Cache::None, kSmall>::operator()(p.all);
+        attention::dense::Kernel<Types, kD, kD, Cache::None, kSmall>::operator()(p.all);
     }
 };
 }  // namespace
 
-HK_PREFILL_KERNEL(prefill_sage_d64, Kernel, 64, false)
-HK_PREFILL_KERNEL(prefill_sage_d64_small, Kernel, 64, true)
-HK_PREFILL_KERNEL(prefill_sage_d128, Kernel, 128, false)
-HK_PREFILL_KERNEL(prefill_sage_d128_small, Kernel, 128, true)
+#define SAGE(name, ...)                                                \
+    HK_PREFILL_KERNEL(prefill_sage_##name, Kernel, __VA_ARGS__, false) \
+    HK_PREFILL_KERNEL(prefill_sage_##name##_small, Kernel, __VA_ARGS__, true)
+
+SAGE(d64, attention::sage::Types, 64)
+SAGE(d128, attention::sage::Types, 128)
+SAGE(smooth_d64, attention::sage::SmoothTypes, 64)
+SAGE(smooth_d128, attention::sage::SmoothTypes, 128)

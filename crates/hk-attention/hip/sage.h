@@ -1,9 +1,10 @@
 // sage.h: quantized operands of SageAttention, in prefill_dense.h: int8 queries and keys with a factor for each block of rows, fp8 values
 // with one for each column.
 //
-//   s[i, j] = q_scale[block of i] k_scale[block of j] (q[i] . k[j])   in units of log2;  out[i, c] = v_scale[c] sum of p[i, j] v[j, c]
+//   s[i, j] = q_scale[block of i] k_scale[block of j] (q[i] . k[j]) + q_shift[block of i, j]   in units of log2
+//   out[i, c] = v_scale[c] sum of p[i, j] v[j, c]
 //
-// The scale of scores and log2(e) are in q_scale.
+// The scale of scores and log2(e) are in q_scale and q_shift.
 // Source: Zhang et al. 2024, "SageAttention", sections 4.2 and 4.3.
 #pragma once
 
@@ -24,6 +25,7 @@ struct SageParams {
     u64 k_scale;  // [batch, key heads, k_blocks]
     u64 v_scale;  // [batch, key heads, v_columns]
     u64 lse_shift;  // [batch, heads, queries], added to LSE; 0: none
+    u64 q_shift;  // of sage::SmoothTypes: [batch, heads, q_blocks, k_blocks * kKeysOfBlock]
     u32 q_blocks, k_blocks, v_columns;
     u32 pad;
 };
@@ -46,6 +48,9 @@ struct Types {
             return hk::bf16{};
     }());
 };
+
+/// Those of queries less the mean of their block: q_shift is added to scores.
+struct SmoothTypes : Types {};
 
 /// Parameters of a kernel that gets `all` of them.
 HK_FN const SageParams &params_of(const Params &all) { return reinterpret_cast<const SageParams &>(all); }

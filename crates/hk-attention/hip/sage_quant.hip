@@ -1,12 +1,14 @@
 // sage_quant.hip: queries, keys and values of SageAttention, quantized (sage.h).
 //
 //   k' = k - mean of k over the keys of its head, if smooth: softmax does not change
-//   q8 = round(scale log2(e) q / q_scale), k8 = round(k' / k_scale), ties away from zero; scales are amax / 127 of a block of rows
+//   q' = q - mean of q over the queries of its block, if q_mean;  q_shift = scale log2(e) (mean . k')
+//   q8 = round(scale log2(e) q' / q_scale), k8 = round(k' / k_scale), ties away from zero; scales are amax / 127 of a block of rows
 //   v8 = fp8(v / v_scale), v_scale = amax / largest fp8 of a column
 //   lse_shift = scale (q . mean): LSE of k, less that of k'
 //   q, k, v     [batch, rows, heads, columns]  bf16 | f16 | f32   unit stride on the columns
 //   q8, k8, v8  the same                        i8, fp8            rows on 16 bytes, columns rounded up to 16; those beyond are 0
 // Three launches: sums of K and maxima of V by chunks of rows, then of all rows, then a block for each block of rows, which is read once.
+// With q_mean two more: means of blocks of queries before, shifts after.
 // A lane has 16 columns, eight lanes a row. Sums are in a fixed order.
 // Source: Zhang et al. 2024, "SageAttention", sections 4.2 and 4.3.
 #include "rows.h"
@@ -29,6 +31,8 @@ struct Params {
     u64 q_scale, k_scale, v_scale, lse_shift;  // as in SageParams
     u64 partials;  // [rows, chunks, 2]: sums of K, maxima of V
     u64 mean;  // [rows]
+    u64 q_mean;  // [batch, heads, q_blocks]; 0: none
+    u64 q_shift;  // as in SageParams
     float scale;
     u32 smooth;
     u32 heads, kv_heads, group;
@@ -90,11 +94,21 @@ HK_FN Run load_floats(u64 data, u32 row) {
     return run;
 }
 
+/// The lanes' runs of the block's rows, four columns a chunk, in the order in which lanes write them together.
+using StatsTile = Vec<float, 4>[kStatsRows][kColumns / 4];
+HK_FN void put_run(StatsTile &tile, Run run) {
+    const u32 lane = hk::thread_x() % kLanes, group = hk::thread_x() / kLanes;
+#pragma unroll
+    for (u32 j = 0; j < kRun / 4; ++j)
+        tile[group][j * kLanes + lane] = Vec<float, 4>{run[4 * j], run[4 * j + 1], run[4 * j + 2], run[4 * j + 3]};
+}
+/// The column of float `at` of a row of it.
+HK_FN u32 column_of(u32 at) { return at / 4 % kLanes * kRun + at / 4 / kLanes * 4 + at % 4; }
+
 /// Sums and maxima of the columns of a chunk of rows.
 template <class T>
 HK_FN void stats(const Params &p) {
-    // Four columns a chunk, in the order in which lanes write them together.
-    __shared__ Vec<float, 4> lds[2][kStatsRows][kColumns / 4];
+    __shared__ StatsTile lds[2];
     const u32 chunk = hk::block_x() % p.chunks, row = hk::block_x() / p.chunks;
     const u32 batch = row / p.kv_heads, head = row % p.kv_heads;
     Run sum = 0.0f, top = 0.0f;
@@ -106,12 +120,7 @@ HK_FN void stats(const Params &p) {
         const Run v = floats(load_run<T>(address(p.v, batch, key, head), p.dv, p.v_vectorized));
         top = __builtin_elementwise_max(top, __builtin_elementwise_abs(v));
     }
-    const u32 lane = hk::thread_x() % kLanes, group = hk::thread_x() / kLanes;
-#pragma unroll
-    for (u32 j = 0; j < kRun / 4; ++j) {
-        lds[0][group][j * kLanes + lane] = Vec<float, 4>{sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
-        lds[1][group][j * kLanes + lane] = Vec<float, 4>{top[4 * j], top[4 * j + 1], top[4 * j + 2], top[4 * j + 3]};
-    }
+    put_run(lds[0], sum), put_run(lds[1], top);
     hk::block_barrier();
     const u32 which = hk::thread_x() / kColumns, at = hk::thread_x() % kColumns;
     float of_column = 0.0f;
@@ -120,8 +129,33 @@ HK_FN void stats(const Params &p) {
         const float part = reinterpret_cast<const float *>(&lds[which][g])[at];
         of_column = which == 0 ? of_column + part : __builtin_fmaxf(of_column, part);
     }
-    const u32 col = at / 4 % kLanes * kRun + at / 4 / kLanes * 4 + at % 4;
-    *reinterpret_cast<GlobalPtr<float>>(float_at(p.partials, hk::block_x() * 2 + which, kColumns, col)) = of_column;
+    const u64 to = float_at(p.partials, hk::block_x() * 2 + which, kColumns, column_of(at));
+    *reinterpret_cast<GlobalPtr<float>>(to) = of_column;
+}
+
+/// The mean of a block of queries.
+template <class T>
+HK_FN void query_means(const Params &p) {
+    __shared__ StatsTile lds;
+    constexpr u32 kOfBlock = attention::sage::kQueriesOfBlock;
+    const u32 row = hk::block_x() / p.q_blocks, first = hk::block_x() % p.q_blocks * kOfBlock;
+    Run sum = 0.0f;
+#pragma unroll 4
+    for (u32 i = 0; i < kOfBlock; i += kStatsRows) {
+        const u32 query = first + i + hk::thread_x() / kLanes;
+        if (query >= p.sq) continue;
+        sum += floats(load_run<T>(address(p.q, row / p.heads, query, row % p.heads), p.dqk, p.q_vectorized));
+    }
+    put_run(lds, sum);
+    hk::block_barrier();
+    const u32 at = hk::thread_x();
+    if (at >= kColumns) return;
+    float all = 0.0f;
+#pragma unroll
+    for (u32 g = 0; g < kStatsRows; ++g) all += reinterpret_cast<const float *>(&lds[g])[at];
+    const u32 left = p.sq - first, queries = left < kOfBlock ? left : kOfBlock;
+    const u64 to = float_at(p.q_mean, hk::block_x(), kColumns, column_of(at));
+    *reinterpret_cast<GlobalPtr<float>>(to) = all / float(queries);
 }
 
 /// The mean of K and the factors of V of a head.
@@ -197,16 +231,18 @@ HK_FN void quantize_rows(const HeadRows &from, const HeadRows &to, u32 batch, u3
     if (hk::thread_x() == 0) *reinterpret_cast<GlobalPtr<float>>(scale_at) = scale;
 }
 
-template <class T>
+template <class T, bool kSmooth>
 HK_FN void quantize_queries(const Params &p, u32 index) {
     const u32 block = index % p.q_blocks, row = index / p.q_blocks;
     const u32 batch = row / p.heads, head = row % p.heads;
     const u32 keys = batch * p.kv_heads + head / p.group;
     const Run mean = p.lse_shift ? load_floats(p.mean, keys) : Run(0.0f);
+    Run own_mean = 0.0f;
+    if constexpr (kSmooth) own_mean = load_floats(p.q_mean, index);
     const float factor = p.scale * 0x1.715476p+0f;
     quantize_rows<T, attention::sage::kQueriesOfBlock / kRows>(
         p.q, p.q8, batch, head, block * attention::sage::kQueriesOfBlock, p.sq, p.dqk, p.q_vectorized,
-        float_at(p.q_scale, row, p.q_blocks, block), [&](Run v) { return v * factor; },
+        float_at(p.q_scale, row, p.q_blocks, block), [&](Run v) { return (kSmooth ? v - own_mean : v) * factor; },
         [&](u32 query, Run v) {
             if (!p.lse_shift) return;
             float dot = 0.0f;
@@ -225,6 +261,33 @@ HK_FN void quantize_keys(const Params &p, u32 index) {
     quantize_rows<T, attention::sage::kKeysOfBlock / kRows>(
         p.k, p.k8, row / p.kv_heads, row % p.kv_heads, block * attention::sage::kKeysOfBlock, p.sk, p.dqk,
         p.k_vectorized, float_at(p.k_scale, row, p.k_blocks, block), [&](Run v) { return v - mean; }, [](u32, Run) {});
+}
+
+/// Means of the blocks of queries of a block of keys' heads, times its keys.
+template <class T>
+HK_FN void query_shifts(const Params &p) {
+    constexpr u32 kOfBlock = attention::sage::kKeysOfBlock;
+    const u32 block = hk::block_x() % p.k_blocks, row = hk::block_x() / p.k_blocks;
+    const u32 batch = row / p.kv_heads, head = row % p.kv_heads;
+    const Run mean = load_floats(p.mean, row);
+    const float factor = p.scale * 0x1.715476p+0f;
+#pragma unroll 1
+    for (u32 i = 0; i < kOfBlock; i += kRows) {
+        const u32 key = block * kOfBlock + i + hk::thread_x() / kLanes;
+        Run v = 0.0f;
+        if (key < p.sk) v = floats(load_run<T>(address(p.k, batch, key, head), p.dqk, p.k_vectorized)) - mean;
+        const u32 first = (batch * p.heads + head * p.group) * p.q_blocks;
+#pragma unroll 1
+        for (u32 of = first; of < first + p.group * p.q_blocks; ++of) {
+            const Run of_queries = load_floats(p.q_mean, of);
+            float dot = 0.0f;
+#pragma unroll
+            for (u32 j = 0; j < kRun; ++j) dot = __builtin_fmaf(of_queries[j], v[j], dot);
+            dot = hk::group_reduce<int(kLanes)>(dot, hk::Sum{});
+            if (hk::thread_x() % kLanes == 0)
+                *reinterpret_cast<GlobalPtr<float>>(float_at(p.q_shift, of, p.k_blocks * kOfBlock, key)) = factor * dot;
+        }
+    }
 }
 
 template <class T>
@@ -256,10 +319,10 @@ HK_FN void quantize_values(const Params &p, u32 index) {
     }
 }
 
-template <class T>
+template <class T, bool kSmooth>
 HK_FN void quantize(const Params &p) {
     u32 index = hk::block_x();
-    if (index < p.of_q) return quantize_queries<T>(p, index);
+    if (index < p.of_q) return quantize_queries<T, kSmooth>(p, index);
     index -= p.of_q;
     if (index < p.of_k) return quantize_keys<T>(p, index);
     quantize_values<T>(p, index - p.of_k);
@@ -270,6 +333,15 @@ HK_ENTRY(sage_stats_bf16, kStatsThreads, stats<hk::bf16>)
 HK_ENTRY(sage_stats_f16, kStatsThreads, stats<hk::f16>)
 HK_ENTRY(sage_stats_f32, kStatsThreads, stats<float>)
 HK_ENTRY(sage_finish, kStatsThreads, finish)
-HK_ENTRY(sage_quantize_bf16, kThreads, quantize<hk::bf16>)
-HK_ENTRY(sage_quantize_f16, kThreads, quantize<hk::f16>)
-HK_ENTRY(sage_quantize_f32, kThreads, quantize<float>)
+HK_ENTRY(sage_query_means_bf16, kStatsThreads, query_means<hk::bf16>)
+HK_ENTRY(sage_query_means_f16, kStatsThreads, query_means<hk::f16>)
+HK_ENTRY(sage_query_means_f32, kStatsThreads, query_means<float>)
+HK_ENTRY(sage_quantize_bf16, kThreads, quantize<hk::bf16, false>)
+HK_ENTRY(sage_quantize_f16, kThreads, quantize<hk::f16, false>)
+HK_ENTRY(sage_quantize_f32, kThreads, quantize<float, false>)
+HK_ENTRY(sage_quantize_smooth_bf16, kThreads, quantize<hk::bf16, true>)
+HK_ENTRY(sage_quantize_smooth_f16, kThreads, quantize<hk::f16, true>)
+HK_ENTRY(sage_quantize_smooth_f32, kThreads, quantize<float, true>)
+HK_ENTRY(sage_query_shifts_bf16, kThreads, query_shifts<hk::bf16>)
+HK_ENTRY(sage_query_shifts_f16, kThreads, query_shifts<hk::f16>)
+HK_ENTRY(sage_query_shifts_f32, kThreads, query_shifts<float>)

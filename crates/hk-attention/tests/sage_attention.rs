@@ -28,15 +28,16 @@ proptest! {
         (dtype, tile) in (select(&FLOATS[..]), select(&TILES[..])),
         [sq, sk] in select(&LENGTHS[..11]),
         ([heads, kv_heads], columns) in (select(&HEADS[..4]), select(&COLUMNS[..WIDTHS])),
-        (batch, mask, smooth) in (1..3usize, select(&MASKS[..]), any::<bool>()),
+        (batch, mask, smooth, smooth_q) in (1..3usize, select(&MASKS[..]), any::<bool>(), any::<bool>()),
         seed in any::<u64>(),
     ) {
         let sizes = [batch, sq, sk, heads, kv_heads, columns[0], columns[1]];
         let call = masked(Builder::dense("sage_attention", dtype, sizes), mask)
             .scalar("tile", Scalar::Choice(tile))
             .scalar("smooth_k", Scalar::Bool(smooth))
+            .scalar("smooth_q", Scalar::Bool(smooth_q))
             .want("lse");
-        call.check(&format!("{dtype} {sizes:?} {mask:?}, {tile}, smooth: {smooth}"), seed);
+        call.check(&format!("{dtype} {sizes:?} {mask:?}, {tile}, smooth: {smooth} {smooth_q}"), seed);
     }
 
     #[test]
@@ -44,7 +45,7 @@ proptest! {
         (dtype, fp8) in (select(&FLOATS[..]), select(&["fp8e4m3", "fp8e4m3fnuz"][..])),
         [sq, sk] in select(&[[1, 1], [255, 127], [256, 128], [257, 129], [3, 513], [40, 0], [0, 9]][..]),
         ([heads, kv_heads], dqk, dv) in (select(&HEADS[..4]), 1..=128usize, 1..=128usize),
-        (batch, smooth) in (1..3usize, any::<bool>()),
+        (batch, smooth, smooth_q) in (1..3usize, any::<bool>(), any::<bool>()),
         seed in any::<u64>(),
     ) {
         let sizes = [batch, sq, sk, heads, kv_heads, dqk, dv];
@@ -52,7 +53,8 @@ proptest! {
             .scalar("fp8", Scalar::Choice(fp8))
             .scalar("smooth_k", Scalar::Bool(smooth));
         let call = if smooth { call.want("lse_shift") } else { call };
-        call.check(&format!("{dtype} {sizes:?}, smooth: {smooth}"), seed);
+        let call = if smooth_q { call.want("q_shift") } else { call };
+        call.check(&format!("{dtype} {sizes:?}, smooth: {smooth} {smooth_q}"), seed);
     }
 }
 
@@ -108,7 +110,7 @@ impl Dense {
         let (q, k, v) = (gpu.upload(&self.q, q), gpu.upload(&self.k, k), gpu.upload(&self.v, v));
         let [b, sq, _, heads, ..] = self.sizes;
         let (mut out, mut lse) = (gpu.poisoned::<bf16>(out), gpu.poisoned([b, heads, sq]));
-        let mut workspace = gpu.poisoned::<f32>([sage_workspace(&self.problem())]);
+        let mut workspace = gpu.poisoned::<f32>([sage_workspace(&self.problem(), options.smooth_q)]);
         let qkv = Qkv { q: q.view(), k: k.view(), v: v.view() };
         let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
         sage_attention(gpu.stream(), qkv, outputs, workspace.view_mut(), options).unwrap();
@@ -175,6 +177,36 @@ fn outliers_of_channels() {
     }
 }
 
+/// Channels that all queries have in common: the mean of their block takes them away, and its scores are those of exact keys.
+#[test]
+fn outliers_of_queries() {
+    for (n, sizes) in [[1, 70, 300, 2, 1, 128, 128], [1, 40, 200, 2, 2, 64, 64]].into_iter().enumerate() {
+        let mut data = Dense::new(sizes, 20 + n as u64);
+        let dqk = sizes[5];
+        for (i, q) in data.q.iter_mut().enumerate() {
+            let offset = if i % dqk % 16 == 5 { 50.0 } else { 0.0 };
+            *q = bf16::from_f32(q.to_f32() + offset);
+        }
+        let (want, lse) = data.exact(&data.wide(), 1.0 / (dqk as f64).sqrt(), false);
+        let [_, sq, _, heads, ..] = sizes;
+        for gpu in kit::devices() {
+            let [smooth, rough] = [true, false].map(|smooth_q| {
+                let (out, got) = data.run(&gpu, &SageOptions { smooth_q, ..SageOptions::default() });
+                let off = |(i, want): (usize, &f64)| f64::from(got.data[i % heads * sq + i / heads]) - want;
+                let squares: f64 = lse.iter().enumerate().map(|row| off(row).powi(2)).sum();
+                (errors(&wide(&out), &want), (squares / lse.len() as f64).sqrt())
+            });
+            let ((norm, cosine), of_lse) = smooth;
+            assert!(norm <= 6e-2 && cosine >= 0.998, "{sizes:?} on {}: {smooth:?}", gpu.spec());
+            assert!(
+                norm < rough.0.0 && 3.0 * of_lse < rough.1,
+                "{sizes:?} on {}: {rough:?}, {smooth:?}",
+                gpu.spec()
+            );
+        }
+    }
+}
+
 /// Attention of the integers and fp8 numbers of the reference, in f64.
 #[test]
 fn close_to_attention_of_what_is_quantized() {
@@ -185,7 +217,7 @@ fn close_to_attention_of_what_is_quantized() {
             let (out, lse) = data.run(&gpu, &options);
             let (problem, [q, k, v]) = (data.problem(), data.wide());
             let scale = 1.0 / 128f64.sqrt();
-            let of = sage::Inputs { q: &q, k: &k, v: &v, scale, smooth_k: true };
+            let of = sage::Inputs { q: &q, k: &k, v: &v, scale, smooth_k: true, smooth_q: false };
             let got = sage::quantize(&problem, &of, DType::fp8_of(gpu.arch()));
             let by = |x: &[f64], f: &dyn Fn(usize) -> f64| -> Vec<f64> {
                 x.iter().enumerate().map(|(i, x)| x * f(i)).collect()
@@ -253,6 +285,7 @@ fn two_calls<F: DeviceFp8>(gpu: &Gpu, data: &Dense, options: &SageOptions) -> (A
         (gpu.poisoned(q_scale), gpu.poisoned(k_scale), gpu.poisoned(v_scale));
     let (mut shift, mut out, mut lse) = (gpu.poisoned(lse), gpu.poisoned(out), gpu.poisoned(lse));
     let mut workspace = gpu.poisoned([sage_quantize_workspace(&problem)]);
+    let mut q_shift = gpu.poisoned(problem.query_shifts());
     let quantized = SageQuantizedMut::<F> {
         q8: q8.view_mut(),
         q_scale: q_scale.view_mut(),
@@ -261,6 +294,7 @@ fn two_calls<F: DeviceFp8>(gpu: &Gpu, data: &Dense, options: &SageOptions) -> (A
         v8: v8.view_mut(),
         v_scale: v_scale.view_mut(),
         lse_shift: options.smooth_k.then(|| shift.view_mut()),
+        q_shift: options.smooth_q.then(|| q_shift.view_mut()),
     };
     let qkv = Qkv { q: q.view(), k: k.view(), v: v.view() };
     let workspace_view = workspace.view_mut();
@@ -273,6 +307,7 @@ fn two_calls<F: DeviceFp8>(gpu: &Gpu, data: &Dense, options: &SageOptions) -> (A
         v8: v8.view(),
         v_scale: v_scale.view(),
         lse_shift: options.smooth_k.then(|| shift.view()),
+        q_shift: options.smooth_q.then(|| q_shift.view()),
     };
     let outputs = AttentionOutputs { out: out.view_mut(), lse: Some(lse.view_mut()) };
     sage_attention_quantized(gpu.stream(), quantized, outputs, options).unwrap();
@@ -290,8 +325,8 @@ fn one_call_has_the_bits_of_two() {
         .enumerate()
     {
         let data = Dense::new(sizes, n as u64);
-        for smooth_k in [true, false] {
-            let options = SageOptions { smooth_k, mask: Mask::CAUSAL, ..SageOptions::default() };
+        for [smooth_k, smooth_q] in [[true, false], [false, false], [true, true], [false, true]] {
+            let options = SageOptions { smooth_k, smooth_q, mask: Mask::CAUSAL, ..SageOptions::default() };
             for gpu in kit::devices() {
                 let two = match gpu.arch() {
                     Arch::Gfx942 => two_calls::<Fp8E4M3Fnuz>(&gpu, &data, &options),
@@ -428,6 +463,11 @@ fn wrong_arguments_are_refused_by_name() {
     .output::<f32>("workspace", [4096])
     .accepts(|_| {})
     .accepts(|call| call.without("lse"))
+    .accepts(|call| {
+        call.shape("workspace", [8192]);
+        call.options.smooth_q = true;
+    })
+    .refuses(kind!(Shape), &["sage_attention: workspace", "or longer"], |call| call.options.smooth_q = true)
     .refuses(kind!(Shape), &["sage_attention: q", "at most 128 columns"], |call| {
         call.shape("q", [2, 3, 4, 144]);
         call.shape("k", [2, 5, 2, 144]);
@@ -466,6 +506,7 @@ fn quantized_refusals<F: CallElement + DeviceFp8>() {
             v8: tensors.output("v8"),
             v_scale: tensors.output("v_scale"),
             lse_shift: tensors.optional_output("lse_shift"),
+            q_shift: tensors.optional_output("q_shift"),
         };
         sage_quantize(stream, qkv, of, tensors.output("workspace"), None, smooth_k)
     })
@@ -479,17 +520,22 @@ fn quantized_refusals<F: CallElement + DeviceFp8>() {
     .output::<F>("v8", [1, 5, 1, 16])
     .output::<f32>("v_scale", [1, 1, 16])
     .output::<f32>("lse_shift", [1, 2, 3])
-    .output::<f32>("workspace", [384])
+    .output::<f32>("q_shift", [1, 2, 1, 128])
+    .output::<f32>("workspace", [640])
     .accepts(|_| {})
     .accepts(|call| {
         call.without("lse_shift");
+        call.without("q_shift");
         call.options = false;
+    })
+    .refuses(kind!(Shape), &["sage_quantize: q_shift", "[1, 2, 1, 128]"], |call| {
+        call.shape("q_shift", [1, 2, 1, 5]);
     })
     .refuses(kind!(Argument), &["sage_quantize: lse_shift", "smooth_k"], |call| call.options = false)
     .refuses(kind!(Shape), &["sage_quantize: q8", "[1, 3, 2, 32]"], |call| call.shape("q8", [1, 3, 2, 24]))
     .refuses(kind!(Shape), &["sage_quantize: k_scale", "[1, 1, 1]"], |call| call.shape("k_scale", [1, 1, 2]))
     .refuses(kind!(Stride), &["sage_quantize: k8", "16 bytes"], |call| call.strides("k8", [200, 40, 40, 1]))
-    .refuses(kind!(Shape), &["sage_quantize: workspace", "384"], |call| call.shape("workspace", [380]))
+    .refuses(kind!(Shape), &["sage_quantize: workspace", "640"], |call| call.shape("workspace", [636]))
     .refuses_other_devices()
     .refuses_overlaps();
 
@@ -503,6 +549,7 @@ fn quantized_refusals<F: CallElement + DeviceFp8>() {
                 v8: tensors.input("v8"),
                 v_scale: tensors.input("v_scale"),
                 lse_shift: tensors.optional_input("lse_shift"),
+                q_shift: tensors.optional_input("q_shift"),
             };
             let outputs =
                 AttentionOutputs { out: tensors.output::<bf16>("out"), lse: tensors.optional_output("lse") };
@@ -515,12 +562,16 @@ fn quantized_refusals<F: CallElement + DeviceFp8>() {
         .input::<F>("v8", [1, 5, 1, 16])
         .input::<f32>("v_scale", [1, 1, 16])
         .input::<f32>("lse_shift", [1, 2, 3])
+        .input::<f32>("q_shift", [1, 2, 1, 128])
         .output::<bf16>("out", [1, 3, 2, 9])
         .output::<f32>("lse", [1, 2, 3])
     };
     outputs()
         .accepts(|_| {})
-        .accepts(|call| ["lse_shift", "lse"].iter().for_each(|name| call.without(name)))
+        .accepts(|call| ["lse_shift", "q_shift", "lse"].iter().for_each(|name| call.without(name)))
+        .refuses(kind!(Shape), &["sage_attention_quantized: q_shift", "[1, 2, 1, 128]"], |call| {
+            call.shape("q_shift", [1, 2, 1, 64]);
+        })
         .refuses(kind!(Shape), &["sage_attention_quantized: q8", "a multiple of 16"], |call| {
             call.shape("q8", [1, 3, 2, 24]);
             call.shape("k8", [1, 5, 1, 24]);

@@ -41,8 +41,9 @@ static DELTA: [KernelRef<delta::Params>; 3] = [
 ];
 static SINKS: KernelRef<delta::Params> = delta::Params::kernel("backward_sinks");
 
-/// Threads of a block.
+/// Threads of a block, and lanes of a row, of `hip/backward_delta.hip`.
 const THREADS: usize = 256;
+const LANES: usize = 8;
 
 /// What gradients of attention are made of: inputs and results of the forward pass, and the gradient of its output.
 #[derive(Debug, Clone, Copy)]
@@ -368,27 +369,23 @@ fn backward<'a, T: AttentionElement + Float>(
         of_sequence: if sizes.packed { u32::MAX } else { sizes.sq.max(1) as u32 },
         of_sequence_inverse: if sizes.packed { 1 } else { u32::MAX / sizes.sq.max(1) as u32 },
         heads: heads.heads as u32,
+        heads_inverse: u32::MAX / heads.heads.max(1) as u32,
         dv: heads.dv as u32,
         vectorized: vectorized(&out) & vectorized(&dout),
         zeros: params.turns,
         zeros_count,
         ..delta::Params::zeroed()
     };
-    if u32::try_from(numbers).is_err() {
+    if numbers > u32::MAX as usize - THREADS {
         return Err(Error::too_large(op, "q", format!("{numbers} rows by heads"), u32::MAX.into()));
     }
     let deltas = stream.kernel(DELTA[float_index(T::DTYPE)])?;
     let sinks = if dsink != 0 { Some(stream.kernel(SINKS)?) } else { None };
-    let lanes = match heads.dv {
-        0..=64 => 8,
-        65..=128 => 16,
-        _ => 32,
-    };
     // SAFETY: the checks above make all tensors as large as they count, and the workspace has a float for each row and head, and what is
     // cleared.
     unsafe {
         if needed > 0 {
-            let blocks = numbers.div_ceil(THREADS / lanes).max(1);
+            let blocks = numbers.div_ceil(THREADS / LANES).max(1);
             stream.launch(op).run(&deltas, LaunchConfig::grid_1d(blocks), &of_rows)?;
         }
         if let Some(sinks) = sinks {
@@ -422,8 +419,8 @@ impl Blocks {
             Error::unsupported(op, format!("{} columns", heads.dqk), "no kernel is that wide")
         })?;
         let amd = stream.device().info().arch.is_amd();
-        let keys = rows_of_tile(amd, dtype, columns[1]);
-        let queries = one_pass.map_or(keys, |layout| layout.tile);
+        let [keys, queries] = rows_of_blocks(amd, dtype, columns[1]);
+        let queries = one_pass.map_or(queries, |layout| layout.tile);
         let group = heads.heads / heads.kv_heads;
         let too_large = |arg, n: usize| Error::too_large(op, arg, format!("{n} rows"), (1 << 30) - 1);
         let given = problem.params.sequences;
@@ -494,9 +491,10 @@ fn rows_in<'a, T: Element>(
     Ok(Problem::rows::<T>(&problem.launch.input(arg, view)?))
 }
 
-/// Rows of a block, `kRows` of `hip/backward.h`: waves of 32 on AMD GPUs, of 16 for wide values and elsewhere.
-fn rows_of_tile(amd: bool, dtype: DType, dv: usize) -> usize {
-    if amd && dv * dtype.size_bytes() >= 512 { 64 } else { 128 }
+/// Rows of blocks of keys and of queries, `kRows` of `hip/backward.h`.
+fn rows_of_blocks(amd: bool, dtype: DType, dv: usize) -> [usize; 2] {
+    let wide = amd && dv * dtype.size_bytes() >= 512;
+    [if wide { 64 } else { 128 }, if wide && dtype.size_bytes() != 2 { 64 } else { 128 }]
 }
 
 fn rows_out<'a, 't: 'a, T: Element>(

@@ -24,9 +24,16 @@ const SMOOTH_K: ScalarSpec = ScalarSpec {
     choices: &[],
     summary: "the mean of keys is subtracted before they are quantized",
 };
+const SMOOTH_Q: ScalarSpec = ScalarSpec {
+    name: "smooth_q",
+    default: Scalar::Bool(false),
+    choices: &[],
+    summary: "the mean of each block of queries is subtracted before they are quantized, its scores are added in f32",
+};
 const SAGE_TILE: ScalarSpec =
     ScalarSpec { summary: "tiles of query rows; the bits are the same", ..QUERY_TILE };
 const ROUGH: (&str, Scalar) = ("smooth_k", Scalar::Bool(false));
+const SMOOTH_Q_ON: (&str, Scalar) = ("smooth_q", Scalar::Bool(true));
 const CAUSAL_ON: (&str, Scalar) = ("causal", Scalar::Bool(true));
 
 /// A score of normal operands in int8, `scale = 1 / sqrt(Dqk)`, is off by 0.0133 on average: six times that for rows of few keys, whose
@@ -50,7 +57,7 @@ pub(crate) const SAGE_ATTENTION: Operator = Operator {
         ArgSpec::output("out", Tolerance::AttentionFp8, OUT, 4, "[B, Sq, Hq, Dv]"),
         ArgSpec::output("lse", LSE, F32, 3, "[B, Hq, Sq]").optional(),
     ],
-    scalars: &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SMOOTH_K, SAGE_TILE],
+    scalars: &[SCALE, CAUSAL, WINDOW_LEFT, WINDOW_RIGHT, SMOOTH_K, SMOOTH_Q, SAGE_TILE],
     kernels: &[&kernels::PREFILL_SAGE, &kernels::SAGE_QUANT],
     cases: &[
         case!("Llama-3 8B, 128 tokens", dense!(Bf16 1 128 128, 32 8, 128 128), CAUSAL_ON),
@@ -88,6 +95,22 @@ pub(crate) const SAGE_ATTENTION: Operator = Operator {
             TALL,
             ROUGH
         ),
+        case!(
+            "bf16, tall, smooth q, blocks of queries, causal",
+            dense!(Bf16 1 270 140, 2 1, 128 128, "lse" F32 [1, 2, 270]),
+            TALL,
+            CAUSAL_ON,
+            SMOOTH_Q_ON
+        ),
+        case!(
+            "f16, short, smooth q alone, odd columns",
+            dense!(F16 1 70 150, 2 1, 37 45, "lse" F32 [1, 2, 70]),
+            SHORT,
+            ROUGH,
+            SMOOTH_Q_ON
+        ),
+        case!("f32, short, smooth q", dense!(F32 1 20 300, 2 2, 128 64), SHORT, SMOOTH_Q_ON),
+        case!("f16, tall, smooth q", dense!(F16 1 130 140, 4 2, 64 64), TALL, SMOOTH_Q_ON),
     ],
     outputs: outputs_of,
     run,
@@ -124,12 +147,13 @@ fn run(stream: &Stream, call: &mut DeviceCall) -> Result<()> {
         scale: scale(&inputs)?,
         mask: mask(&inputs)?,
         smooth_k: inputs.bool("smooth_k")?,
+        smooth_q: inputs.bool("smooth_q")?,
         tile: query_tile(&inputs)?,
     };
     with_float!("sage_attention", "q", inputs.get("q")?.dtype(), T => {
         let qkv = Qkv::<T> { q: inputs.view("q")?, k: inputs.view("k")?, v: inputs.view("v")? };
         let out = AttentionOutputs { out: outputs.take::<T>("out")?, lse: outputs.take_optional("lse")? };
-        let workspace = outputs.workspace(stream, sage_workspace(&problem))?;
+        let workspace = outputs.workspace(stream, sage_workspace(&problem, options.smooth_q))?;
         sage_attention(stream, qkv, out, workspace, &options)
     })
 }
@@ -174,6 +198,14 @@ pub(crate) const SAGE_QUANTIZE: Operator = Operator {
         ArgSpec::output("v_scale", Tolerance::Reduction, F32, 3, "[B, Hkv, Dv in 16s]"),
         ArgSpec::output("lse_shift", Tolerance::Within { rtol: 1e-4, atol: 1e-5 }, F32, 3, "[B, Hq, Sq]")
             .optional(),
+        ArgSpec::output(
+            "q_shift",
+            Tolerance::Within { rtol: 1e-4, atol: 1e-5 },
+            F32,
+            4,
+            "[B, Hq, ceil(Sq / 256), Sk in 128s]",
+        )
+        .optional(),
     ],
     scalars: &[SCALE, SMOOTH_K, FP8_TYPE],
     kernels: &[&kernels::SAGE_QUANT],
@@ -192,6 +224,17 @@ pub(crate) const SAGE_QUANTIZE: Operator = Operator {
         case!("f16, OCP", dense!(F16 1 257 129, 1 1, 16 80), OCP, ("scale", Scalar::Float(-0.3))),
         case!("f32", dense!(F32 1 260 520, 2 1, 24 128, "lse_shift" F32 [1, 2, 260])),
         case!("f32, OCP", dense!(F32 2 3 5, 2 1, 7 100), OCP, ROUGH),
+        case!("bf16, smooth q", dense!(Bf16 2 300 140, 2 1, 128 128, "q_shift" F32 [2, 2, 2, 256])),
+        case!(
+            "f16, smooth q alone",
+            dense!(F16 1 9 130, 2 1, 45 37, "q_shift" F32 [1, 2, 1, 256]),
+            OCP,
+            ROUGH
+        ),
+        case!(
+            "f32, smooth q",
+            dense!(F32 1 260 128, 2 2, 16 24, "lse_shift" F32 [1, 2, 260], "q_shift" F32 [1, 2, 2, 128])
+        ),
     ],
     outputs: outputs_of_quantize,
     run: run_quantize,
@@ -222,6 +265,9 @@ fn outputs_of_quantize(call: &CallSpec) -> Result<Named<TensorSpec>> {
         }
         all.push(("lse_shift", factors([problem.sequences, problem.heads, problem.queries])));
     }
+    if call.wants("q_shift") {
+        all.push(("q_shift", TensorSpec::new(DType::F32, problem.query_shifts())));
+    }
     Ok(all)
 }
 
@@ -250,6 +296,7 @@ where
         v8: outputs.take("v8")?,
         v_scale: outputs.take("v_scale")?,
         lse_shift: outputs.take_optional("lse_shift")?,
+        q_shift: outputs.take_optional("q_shift")?,
     };
     let workspace = outputs.workspace(stream, sage_quantize_workspace(&problem))?;
     sage_quantize(stream, qkv, quantized, workspace, scale(&inputs)?, inputs.bool("smooth_k")?)
@@ -264,12 +311,21 @@ fn reference_quantize(call: &HostCall) -> Result<Named<HostTensorF64>> {
         v: &call.get("v")?.to_f64(),
         scale: scale(call)?.map_or(1.0 / (problem.dqk as f64).sqrt(), f64::from),
         smooth_k: call.bool("smooth_k")?,
+        smooth_q: call.wants("q_shift"),
     };
-    let got = sage::quantize(&problem, &of, fp8(call)?);
-    let mut values =
-        [got.q8, got.q_scale, got.k8, got.k_scale, got.v8, got.v_scale, got.lse_shift].into_iter();
+    let mut got = sage::quantize(&problem, &of, fp8(call)?);
     let named = |(name, spec): (&'static str, TensorSpec)| {
-        (name, HostTensorF64::new(spec.shape, values.next().unwrap_or_default()))
+        let values = match name {
+            "q8" => &mut got.q8,
+            "q_scale" => &mut got.q_scale,
+            "k8" => &mut got.k8,
+            "k_scale" => &mut got.k_scale,
+            "v8" => &mut got.v8,
+            "v_scale" => &mut got.v_scale,
+            "lse_shift" => &mut got.lse_shift,
+            _ => &mut got.q_shift,
+        };
+        (name, HostTensorF64::new(spec.shape, std::mem::take(values)))
     };
     Ok(specs.into_iter().map(named).collect())
 }

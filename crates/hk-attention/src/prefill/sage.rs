@@ -14,10 +14,30 @@ use hk_core::{
     Result, Stream, TensorView, TensorViewMut, check_aliases,
 };
 
-/// The entry points by the most columns, of tall and of short tiles.
-const ATTENTION: [(usize, [KernelRef<SageParams>; 2]); 2] = [
-    (64, [SageParams::kernel("prefill_sage_d64"), SageParams::kernel("prefill_sage_d64_small")]),
-    (128, [SageParams::kernel("prefill_sage_d128"), SageParams::kernel("prefill_sage_d128_small")]),
+/// Entry points of tall and of short tiles.
+type Tiles = [KernelRef<SageParams>; 2];
+/// Those by the most columns; the second ones add `q_shift`.
+const ATTENTION: [(usize, [Tiles; 2]); 2] = [
+    (
+        64,
+        [
+            [SageParams::kernel("prefill_sage_d64"), SageParams::kernel("prefill_sage_d64_small")],
+            [
+                SageParams::kernel("prefill_sage_smooth_d64"),
+                SageParams::kernel("prefill_sage_smooth_d64_small"),
+            ],
+        ],
+    ),
+    (
+        128,
+        [
+            [SageParams::kernel("prefill_sage_d128"), SageParams::kernel("prefill_sage_d128_small")],
+            [
+                SageParams::kernel("prefill_sage_smooth_d128"),
+                SageParams::kernel("prefill_sage_smooth_d128_small"),
+            ],
+        ],
+    ),
 ];
 const STATS: [KernelRef<Params>; 3] =
     [Params::kernel("sage_stats_bf16"), Params::kernel("sage_stats_f16"), Params::kernel("sage_stats_f32")];
@@ -26,6 +46,24 @@ const QUANTIZE: [KernelRef<Params>; 3] = [
     Params::kernel("sage_quantize_bf16"),
     Params::kernel("sage_quantize_f16"),
     Params::kernel("sage_quantize_f32"),
+];
+/// Of queries less the mean of their block: the means, the quantization, and `q_shift`.
+const SMOOTH: [[KernelRef<Params>; 3]; 3] = [
+    [
+        Params::kernel("sage_query_means_bf16"),
+        Params::kernel("sage_quantize_smooth_bf16"),
+        Params::kernel("sage_query_shifts_bf16"),
+    ],
+    [
+        Params::kernel("sage_query_means_f16"),
+        Params::kernel("sage_quantize_smooth_f16"),
+        Params::kernel("sage_query_shifts_f16"),
+    ],
+    [
+        Params::kernel("sage_query_means_f32"),
+        Params::kernel("sage_quantize_smooth_f32"),
+        Params::kernel("sage_query_shifts_f32"),
+    ],
 ];
 
 /// Columns of a head, at most.
@@ -79,6 +117,12 @@ impl SageProblem {
         ]
     }
 
+    /// Shape of [`SageQuantized::q_shift`].
+    pub fn query_shifts(&self) -> [usize; 4] {
+        let [[.., q_blocks], [.., k_blocks], _] = self.scales();
+        [self.sequences, self.heads, q_blocks, k_blocks.saturating_mul(KEYS_OF_BLOCK)]
+    }
+
     fn chunks(&self) -> usize {
         self.keys.div_ceil(ROWS_OF_CHUNK)
     }
@@ -90,17 +134,19 @@ fn elements(shape: &[usize]) -> usize {
 
 /// Elements of the `f32` workspace of [`sage_quantize`].
 pub fn sage_quantize_workspace(problem: &SageProblem) -> usize {
-    // Of each key head: sums and maxima of chunks, a mean.
+    // Of each key head: sums and maxima of chunks, a mean. Of each block of queries a mean.
     let rows = problem.chunks().saturating_mul(2).saturating_add(1);
-    elements(&[problem.sequences, problem.kv_heads, rows, MOST_COLUMNS])
+    let of_keys = elements(&[problem.sequences, problem.kv_heads, rows, MOST_COLUMNS]);
+    of_keys.saturating_add(elements(&problem.scales()[0]).saturating_mul(MOST_COLUMNS))
 }
 
-/// Elements of the `f32` workspace of [`sage_attention`]: that of [`sage_quantize`], and what it makes.
-pub fn sage_workspace(problem: &SageProblem) -> usize {
+/// Elements of the `f32` workspace of [`sage_attention`]: that of [`sage_quantize`], and what it makes, with `q_shift` if `smooth_q`.
+pub fn sage_workspace(problem: &SageProblem, smooth_q: bool) -> usize {
     let rows = problem.rows().map(|shape| floats::<i8>(&shape));
     let scales = problem.scales().map(|shape| floats::<f32>(&shape));
     let shift = floats::<f32>(&[problem.sequences, problem.heads, problem.queries]);
-    let all = [sage_quantize_workspace(problem), shift].into_iter().chain(rows).chain(scales);
+    let q_shift = if smooth_q { floats::<f32>(&problem.query_shifts()) } else { 0 };
+    let all = [sage_quantize_workspace(problem), shift, q_shift].into_iter().chain(rows).chain(scales);
     all.fold(0, usize::saturating_add)
 }
 
@@ -126,6 +172,9 @@ pub struct SageQuantized<'a, F: DeviceFp8> {
     pub v_scale: TensorView<'a, f32>,
     /// What is added to `lse`, `[B, Hq, Sq]`: `scale (q . mean of k)`, where the mean has been subtracted from keys.
     pub lse_shift: Option<TensorView<'a, f32>>,
+    /// What is added to scores of a block of queries, in units of log2, [`SageProblem::query_shifts`]: `scale log2(e) (mean of q . k')`, where
+    /// the mean of each block has been subtracted from its queries; 0 past the last key.
+    pub q_shift: Option<TensorView<'a, f32>>,
 }
 
 /// The same to be written. All elements are.
@@ -145,6 +194,8 @@ pub struct SageQuantizedMut<'a, F: DeviceFp8> {
     pub v_scale: TensorViewMut<'a, f32>,
     /// See [`SageQuantized::lse_shift`]; `None`: not wanted.
     pub lse_shift: Option<TensorViewMut<'a, f32>>,
+    /// See [`SageQuantized::q_shift`]; `None`: nothing is subtracted from queries.
+    pub q_shift: Option<TensorViewMut<'a, f32>>,
 }
 
 impl<'a, F: DeviceFp8> SageQuantizedMut<'a, F> {
@@ -158,10 +209,11 @@ impl<'a, F: DeviceFp8> SageQuantizedMut<'a, F> {
             v8: self.v8.alias(),
             v_scale: self.v_scale.alias(),
             lse_shift: self.lse_shift.as_ref().map(TensorViewMut::alias),
+            q_shift: self.q_shift.as_ref().map(TensorViewMut::alias),
         }
     }
 
-    fn operands(&self) -> [NamedOperand<'_>; 7] {
+    fn operands(&self) -> [NamedOperand<'_>; 8] {
         [
             ("q8", Some(&self.q8)),
             ("q_scale", Some(&self.q_scale)),
@@ -170,6 +222,7 @@ impl<'a, F: DeviceFp8> SageQuantizedMut<'a, F> {
             ("v8", Some(&self.v8)),
             ("v_scale", Some(&self.v_scale)),
             ("lse_shift", optional(&self.lse_shift)),
+            ("q_shift", optional(&self.q_shift)),
         ]
     }
 
@@ -178,7 +231,7 @@ impl<'a, F: DeviceFp8> SageQuantizedMut<'a, F> {
         op: &'static str,
         mut rest: TensorViewMut<'a, f32>,
         problem: &SageProblem,
-        shift: bool,
+        [shift, smooth_q]: [bool; 2],
     ) -> Result<(Self, TensorViewMut<'a, f32>)> {
         fn take<'a, T: Element>(
             op: &'static str,
@@ -205,8 +258,14 @@ impl<'a, F: DeviceFp8> SageQuantizedMut<'a, F> {
             (part, rest) = take(op, rest, &[problem.sequences, problem.heads, problem.queries])?;
             lse_shift = Some(part);
         }
+        let mut q_shift = None;
+        if smooth_q {
+            let part;
+            (part, rest) = take(op, rest, &problem.query_shifts())?;
+            q_shift = Some(part);
+        }
         let (q8, k8, v8) = (q8.transpose(1, 2)?, k8.transpose(1, 2)?, v8.transpose(1, 2)?);
-        Ok((Self { q8, q_scale, k8, k_scale, v8, v_scale, lse_shift }, rest))
+        Ok((Self { q8, q_scale, k8, k_scale, v8, v_scale, lse_shift, q_shift }, rest))
     }
 }
 
@@ -220,13 +279,15 @@ pub struct SageOptions {
     /// The mean of the keys of each head is subtracted before they are quantized: probabilities do not change, and what keys have in
     /// common takes no bits.
     pub smooth_k: bool,
+    /// The mean of each block of 256 queries of a head is subtracted before they are quantized, and what it adds to scores is added in `f32`.
+    pub smooth_q: bool,
     /// The tiles of query rows; `None`: those that suit the call and the device. The bits do not depend on it.
     pub tile: Option<QueryTile>,
 }
 
 impl Default for SageOptions {
     fn default() -> Self {
-        Self { scale: None, mask: Mask::default(), smooth_k: true, tile: None }
+        Self { scale: None, mask: Mask::default(), smooth_k: true, smooth_q: false, tile: None }
     }
 }
 
@@ -234,7 +295,8 @@ impl Default for SageOptions {
 ///
 /// ```text
 /// k' = k - mean of k over the keys of its head, if smooth_k
-/// q8 = round(scale log2(e) q / q_scale);  k8 = round(k' / k_scale);  v8 = fp8(v / v_scale);  lse_shift = scale (q . mean)
+/// q' = q - mean of q over the queries of its block, if q_shift is given;  q_shift = scale log2(e) (mean . k')
+/// q8 = round(scale log2(e) q' / q_scale);  k8 = round(k' / k_scale);  v8 = fp8(v / v_scale);  lse_shift = scale (q . mean)
 /// ```
 ///
 /// Scales of `q` and `k` are `amax / 127` of blocks of 256 and 128 rows, those of `v` `amax` over the largest fp8 number of a column; 1 of
@@ -250,9 +312,10 @@ impl Default for SageOptions {
 /// | `v8`          | as `v`, see [`SageProblem::rows`] | the device's fp8 e4m3 | unit stride on the columns, rows on 16 bytes |
 /// | `q_scale`, `k_scale`, `v_scale` | [`SageProblem::scales`] | `f32`   | contiguous, on 16 bytes                       |
 /// | `lse_shift`   | `[B, Hq, Sq]`              | `f32`                 | contiguous                                    |
+/// | `q_shift`     | [`SageProblem::query_shifts`] | `f32`              | contiguous, on 16 bytes                       |
 /// | `workspace`   | [`sage_quantize_workspace`] or more | `f32`        | contiguous, on 16 bytes                       |
 ///
-/// `Dqk` and `Dv` are up to 128. Three launches. Returns when they are queued.
+/// `Dqk` and `Dv` are up to 128. Three launches, with `q_shift` five. Returns when they are queued.
 ///
 /// # Errors
 /// [`Shape`](Error::Shape), [`Stride`](Error::Stride), [`Align`](Error::Align), [`Empty`](Error::Empty) if a tensor breaks the table,
@@ -284,7 +347,7 @@ pub fn sage_quantize<'a, T: AttentionElement + Float, F: DeviceFp8>(
 /// Attention of what [`sage_quantize`] makes.
 ///
 /// ```text
-/// s_ij = q_scale k_scale (q8_i . k8_j) in units of log2;  masked: -inf
+/// s_ij = q_scale k_scale (q8_i . k8_j) + q_shift_ij in units of log2;  masked: -inf
 /// out_i = v_scale sum_j softmax(s)_ij v8_j;  lse_i = ln sum_j 2^s_ij + lse_shift_i
 /// ```
 ///
@@ -295,13 +358,14 @@ pub fn sage_quantize<'a, T: AttentionElement + Float, F: DeviceFp8>(
 /// | `v8`                       | `[B, Sk, Hkv, Dv']`         | the device's fp8 e4m3 | as `k8`                                   |
 /// | `q_scale`, `k_scale`, `v_scale` | [`SageProblem::scales`] | `f32`                | contiguous, on 16 bytes                   |
 /// | `lse_shift`                | `[B, Hq, Sq]`               | `f32`                 | contiguous                                |
+/// | `q_shift`                  | [`SageProblem::query_shifts`] | `f32`               | contiguous, on 16 bytes                   |
 /// | `out`                      | `[B, Sq, Hq, Dv]`           | `bf16`, `f16`, `f32`  | unit stride on the columns                |
 /// | `lse`                      | `[B, Hq, Sq]`               | `f32`                 | any strides                               |
 ///
 /// `Dqk` and `Dv'` are multiples of 16 up to 128, `Dv` is at most `Dv'` and above `Dv' - 16`. Products of `q8` and `k8` are exact.
 /// Probabilities are rounded to fp8 (`bf16` on sm_90). Scales are not negative: a row that sees one that is, a NaN, or a product of two
 /// above 2^100, is NaN.
-/// Of the options, `scale` and `smooth_k` are those of the quantization, not used here.
+/// Of the options, `scale`, `smooth_k` and `smooth_q` are those of the quantization, not used here.
 ///
 /// A row without a visible key is 0, its `lse` -inf. One launch. Returns when it is queued.
 ///
@@ -318,7 +382,7 @@ pub fn sage_attention_quantized<'a, F: DeviceFp8, O: Float>(
     const OP: &str = "sage_attention_quantized";
     let problem = check_outputs(OP, &inputs, &outputs)?;
     check_quantized(OP, &inputs, &problem)?;
-    let read: [NamedOperand; 7] = [
+    let read: [NamedOperand; 8] = [
         ("q8", Some(&inputs.q8)),
         ("q_scale", Some(&inputs.q_scale)),
         ("k8", Some(&inputs.k8)),
@@ -326,6 +390,7 @@ pub fn sage_attention_quantized<'a, F: DeviceFp8, O: Float>(
         ("v8", Some(&inputs.v8)),
         ("v_scale", Some(&inputs.v_scale)),
         ("lse_shift", optional(&inputs.lse_shift)),
+        ("q_shift", optional(&inputs.q_shift)),
     ];
     let written: [NamedOperand; 2] = [("out", Some(&outputs.out)), ("lse", optional(&outputs.lse))];
     check_aliases(OP, &read, &written.map(|named| (named, &[][..])))?;
@@ -348,7 +413,7 @@ pub fn sage_attention_quantized<'a, F: DeviceFp8, O: Float>(
 /// | `workspace` | [`sage_workspace`] or more  | `f32`                | contiguous, on 16 bytes    |
 ///
 /// `Hq` is a multiple of `Hkv`; `Dqk` and `Dv` are 1 to 128 and may differ. [`sage_quantize`] into the workspace, then
-/// [`sage_attention_quantized`]: four launches, with the same bits as those two. `lse` is that of `k`, not of what is left of it without the mean.
+/// [`sage_attention_quantized`]: four launches, six with `smooth_q`, with the same bits as those two. `lse` is that of `k`, not of what is left of it without the mean.
 ///
 /// Of normal data, `out` is within 6 % of exact attention in the 2-norm. A query or key that is not finite makes the rows of its block, or
 /// those that see its block, NaN; with `smooth_k` such a key all rows of its head. A value that is not finite makes its column of its head NaN.
@@ -390,10 +455,11 @@ fn one_call<'a, T: AttentionElement + Float, O: Float, F: DeviceFp8>(
     let written: [NamedOperand; 3] =
         [("out", Some(&outputs.out)), ("lse", optional(&outputs.lse)), ("workspace", Some(&workspace))];
     check_aliases(OP, &operands(&inputs), &written.map(|named| (named, &[][..])))?;
-    let mut workspace = expect_workspace(OP, workspace, sage_workspace(&problem))?;
+    let mut workspace = expect_workspace(OP, workspace, sage_workspace(&problem, options.smooth_q))?;
     stream.launch(OP).output_address("workspace", &mut workspace)?;
     let shift = outputs.lse.is_some() && options.smooth_k;
-    let (quantized, rest) = SageQuantizedMut::<F>::of_workspace(OP, workspace, &problem, shift)?;
+    let parts = [shift, options.smooth_q];
+    let (quantized, rest) = SageQuantizedMut::<F>::of_workspace(OP, workspace, &problem, parts)?;
     let mut attention = attention(OP, stream, &quantized.alias(), outputs, &problem, options)?;
     let first = Quantization::new(OP, stream, &inputs, quantized, rest, &problem, (scale, options.smooth_k))?;
     attention.problem.first(move || first.run());
@@ -502,6 +568,11 @@ fn check_quantized<F: DeviceFp8>(
         shift.expect_contiguous(op, "lse_shift")?;
         shift.expect_aligned(op, "lse_shift", 4)?;
     }
+    if let Some(shift) = &of.q_shift {
+        shift.expect_shape(op, "q_shift", problem.query_shifts())?;
+        shift.expect_contiguous(op, "q_shift")?;
+        shift.expect_aligned(op, "q_shift", 16)?;
+    }
     Ok(())
 }
 
@@ -514,6 +585,8 @@ struct Quantization<'a> {
     stats: Kernel<Params>,
     finish: Kernel<Params>,
     quantize: Kernel<Params>,
+    /// With `q_shift`: the means of blocks of queries, and the shifts.
+    smooth: Option<[Kernel<Params>; 2]>,
 }
 
 impl<'a> Quantization<'a> {
@@ -549,12 +622,18 @@ impl<'a> Quantization<'a> {
             Some(_) => return Err(Error::argument(op, "lse_shift", "given", "none without smooth_k")),
             None => 0,
         };
+        let q_shift = match &mut outputs.q_shift {
+            Some(shift) => launch.output_address("q_shift", shift)?,
+            None => 0,
+        };
         let too_large = |arg, n: usize| Error::too_large(op, arg, format!("{n} rows"), (1 << 30) - 1);
         let count = |arg, n: usize| u32::try_from(n).ok().filter(|n| *n < 1 << 30).ok_or(too_large(arg, n));
         let [q_scales, k_scales, v_scales] = problem.scales();
         let of_heads = sequences.saturating_mul(kv_heads);
         let chunks = problem.chunks();
         count("k", of_heads.saturating_mul(chunks).saturating_mul(2))?;
+        let mean = partials + (4 * 2 * MOST_COLUMNS * of_heads * chunks) as u64;
+        let q_mean = mean + (4 * MOST_COLUMNS * of_heads) as u64;
         let params = Params {
             q,
             k,
@@ -567,7 +646,9 @@ impl<'a> Quantization<'a> {
             v_scale: launch.output_address("v_scale", &mut outputs.v_scale)?,
             lse_shift,
             partials,
-            mean: partials + (4 * 2 * MOST_COLUMNS * of_heads * chunks) as u64,
+            mean,
+            q_mean: if q_shift == 0 { 0 } else { q_mean },
+            q_shift,
             scale,
             smooth: smooth.into(),
             heads: count("q", heads)?,
@@ -588,6 +669,11 @@ impl<'a> Quantization<'a> {
             of_k: count("k", elements(&k_scales))?,
         };
         let dtype = float_index(T::DTYPE);
+        let [means, quantize_smooth, shifts] = SMOOTH[dtype];
+        let smooth = match q_shift {
+            0 => None,
+            _ => Some([stream.kernel(means)?, stream.kernel(shifts)?]),
+        };
         Ok(Self {
             op,
             stream,
@@ -595,19 +681,29 @@ impl<'a> Quantization<'a> {
             heads: of_heads,
             stats: stream.kernel(STATS[dtype])?,
             finish: stream.kernel(FINISH)?,
-            quantize: stream.kernel(QUANTIZE[dtype])?,
+            quantize: stream.kernel(if smooth.is_some() { quantize_smooth } else { QUANTIZE[dtype] })?,
+            smooth,
         })
     }
 
     fn run(self) -> Result<()> {
-        let Self { op, stream, params, heads, stats, finish, quantize } = self;
+        let Self { op, stream, params, heads, stats, finish, quantize, smooth } = self;
         let [of_q, of_k] = [params.of_q as usize, params.of_k as usize];
-        let launches =
-            [(stats, heads * params.chunks as usize), (finish, heads), (quantize, of_q + 2 * of_k)];
-        for (kernel, blocks) in launches.iter().filter(|(_, blocks)| *blocks > 0) {
+        let [means, shifts] = match &smooth {
+            Some([means, shifts]) => [Some((means, of_q)), Some((shifts, of_k))],
+            None => [None, None],
+        };
+        let launches = [
+            Some((&stats, heads * params.chunks as usize)),
+            Some((&finish, heads)),
+            means,
+            Some((&quantize, of_q + 2 * of_k)),
+            shifts,
+        ];
+        for (kernel, blocks) in launches.into_iter().flatten().filter(|(_, blocks)| *blocks > 0) {
             // SAFETY: the operators have checked all tensors against the sizes, and the workspace has room for the partial results of each
             // chunk and the means.
-            unsafe { stream.launch(op).run(kernel, LaunchConfig::grid_1d(*blocks), &params)? };
+            unsafe { stream.launch(op).run(kernel, LaunchConfig::grid_1d(blocks), &params)? };
         }
         Ok(())
     }
@@ -625,6 +721,7 @@ impl Attention<'_> {
         let params = self.params;
         let (_, kernels) =
             ATTENTION.into_iter().find(|(most, _)| dqk.max(dv) <= *most).unwrap_or(ATTENTION[1]);
+        let kernels = kernels[usize::from(params.q_shift != 0)];
         self.problem.run_tiles(sequences, [queries, keys], kernels, move |all| SageParams { all, ..params })
     }
 }
@@ -665,14 +762,23 @@ fn attention<'a, F: DeviceFp8, O: Float>(
             Some(shift) => address("lse_shift", shift)?,
             None => 0,
         },
+        q_shift: match &of.q_shift {
+            Some(shift) => address("q_shift", shift)?,
+            None => 0,
+        },
         q_blocks: q_scales[2] as u32,
         k_blocks: k_scales[2] as u32,
         v_columns: v_columns as u32,
         ..SageParams::zeroed()
     };
-    let rows = sizes.sequences.saturating_mul(heads);
+    let rows = sizes.sequences.saturating_mul(heads).max(elements(&q_scales));
     if rows >= 1 << 30 {
-        return Err(Error::too_large(op, "q", format!("{rows} sequences by heads"), (1 << 30) - 1));
+        return Err(Error::too_large(
+            op,
+            "q",
+            format!("{rows} sequences by heads and blocks"),
+            (1 << 30) - 1,
+        ));
     }
     Ok(Attention { problem, params })
 }

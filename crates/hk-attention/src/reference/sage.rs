@@ -16,6 +16,8 @@ pub struct Inputs<'a> {
     pub scale: f64,
     /// Whether the mean of keys is subtracted.
     pub smooth_k: bool,
+    /// Whether the mean of each block of queries is subtracted.
+    pub smooth_q: bool,
 }
 
 /// Quantized queries, keys and values, see [`SageQuantized`](crate::SageQuantized).
@@ -35,6 +37,8 @@ pub struct Quantized {
     pub v_scale: Vec<f64>,
     /// What LSE of the keys less their mean lacks.
     pub lse_shift: Vec<f64>,
+    /// What scores of the queries less their mean lack, in units of log2: `[B, Hq, blocks, keys in 128s]`.
+    pub q_shift: Vec<f64>,
 }
 
 /// `amax / most`; 1 of zeros, below 1e-30 that of 1e-30.
@@ -73,7 +77,7 @@ fn by_blocks(
 /// Quantizes as [`sage_quantize`](crate::sage_quantize); `fp8` is the type of values.
 pub fn quantize(problem: &SageProblem, inputs: &Inputs, fp8: DType) -> Quantized {
     let SageProblem { sequences, heads, kv_heads, queries, keys, dqk, dv } = *problem;
-    let Inputs { q, k, v, scale, smooth_k } = *inputs;
+    let Inputs { q, k, v, scale, smooth_k, smooth_q } = *inputs;
     let [[.., qk_columns], _, [.., v_columns]] = problem.rows();
     let mut mean = vec![0.0; sequences * kv_heads * dqk];
     if smooth_k {
@@ -90,7 +94,31 @@ pub fn quantize(problem: &SageProblem, inputs: &Inputs, fp8: DType) -> Quantized
             x - mean_of(row / kv_heads / keys, row % kv_heads)[i % dqk]
         })
         .collect();
-    let scaled: Vec<f64> = q.iter().map(|x| x * scale * std::f64::consts::LOG2_E).collect();
+    let in_log2 = scale * std::f64::consts::LOG2_E;
+    let group = heads / kv_heads.max(1);
+    let [.., blocks, of_row] = problem.query_shifts();
+    let mut q_mean = vec![0.0; sequences * heads * blocks * dqk];
+    let mut q_shift = vec![0.0; sequences * heads * blocks * of_row];
+    let block_of = |row: usize| {
+        let (b, i, h) = (row / heads / queries, row / heads % queries, row % heads);
+        ((b * heads + h) * blocks + i / 256, 256.min(queries - i / 256 * 256))
+    };
+    if smooth_q {
+        for (i, x) in q.iter().enumerate() {
+            let (block, rows) = block_of(i / dqk);
+            q_mean[block * dqk + i % dqk] += x / rows as f64;
+        }
+        for (block, mean) in q_mean.chunks(dqk).enumerate() {
+            let (b, h) = (block / blocks / heads, block / blocks % heads / group);
+            for j in 0..keys {
+                let key = &smooth[((b * keys + j) * kv_heads + h) * dqk..][..dqk];
+                let dot: f64 = mean.iter().zip(key).map(|(q, k)| q * k).sum();
+                q_shift[block * of_row + j] = in_log2 * dot;
+            }
+        }
+    }
+    let less = |(i, x): (usize, &f64)| x - q_mean[block_of(i / dqk).0 * dqk + i % dqk];
+    let scaled: Vec<f64> = q.iter().enumerate().map(|x| less(x) * in_log2).collect();
     let (q8, q_scale) = by_blocks(&scaled, [sequences, queries, heads, dqk], qk_columns, 256);
     let (k8, k_scale) = by_blocks(&smooth, [sequences, keys, kv_heads, dqk], qk_columns, 128);
 
@@ -115,7 +143,6 @@ pub fn quantize(problem: &SageProblem, inputs: &Inputs, fp8: DType) -> Quantized
         }
     }
 
-    let group = heads / kv_heads.max(1);
     let mut lse_shift = Vec::with_capacity(sequences * heads * queries);
     for b in 0..sequences {
         for h in 0..heads {
@@ -126,5 +153,5 @@ pub fn quantize(problem: &SageProblem, inputs: &Inputs, fp8: DType) -> Quantized
             }
         }
     }
-    Quantized { q8, q_scale, k8, k_scale, v8, v_scale, lse_shift }
+    Quantized { q8, q_scale, k8, k_scale, v8, v_scale, lse_shift, q_shift }
 }
