@@ -110,6 +110,8 @@ pub fn fill(row: &Row, grid: [u32; 3], args: &mut Arguments<'_>) -> Result<(), S
         args.fused(&shape)
     } else if folder("fmha_v3_fwd") {
         args.attention(&shape)
+    } else if folder("fmha_v3_bwd") {
+        args.backward(&shape)
     } else if folder("pa") || file.starts_with("pa_") {
         args.paged(&shape)
     } else if folder("mla") {
@@ -117,6 +119,70 @@ pub fn fill(row: &Row, grid: [u32; 3], args: &mut Arguments<'_>) -> Result<(), S
     } else {
         Err(format!("not modelled: the arguments of family {}, {path}, are not known", row.get("family")))
     }
+}
+
+/// What rows call the queries, and the keys, of a sequence of attention.
+const QUERIES: [&str; 10] = ["seqlen_q", "sq", "s_q", "q_len", "seqlen", "seq_len", "seq", "s", "M", "N"];
+const KEYS: [&str; 6] = ["seqlen_k", "seqlen_kv", "sk", "s_k", "kv_len", "k_len"];
+
+/// Heads of queries and of keys, and sequences; those of the grid where `params` does not say.
+fn heads(shape: &Shape<'_>, grid_heads: u32, grid_batch: u32) -> Result<(u32, u32, u32), String> {
+    let queries =
+        ["nhead_q", "nheads_q", "num_heads_q", "num_q_heads", "hq", "nheads", "nhead", "num_heads", "h"];
+    let keys =
+        ["nhead_k", "nheads_k", "nhead_kv", "nheads_kv", "num_kv_heads", "num_heads_k", "hk", "hkv", "h_k"];
+    let hq = shape.first(&queries).unwrap_or(grid_heads);
+    let hk = shape.first(&keys).unwrap_or(hq);
+    if !hq.is_multiple_of(hk) {
+        return Err(format!("params: {hq} heads of queries, {hk} of keys"));
+    }
+    let b = shape.first(&["batch", "batch_size", "nbatch", "b", "bs"]).unwrap_or(grid_batch);
+    Ok((hq, hk, b))
+}
+
+/// Items of a work list: its sequence, the first row of its partial sums or -1, rows of queries, keys in units of the list, the
+/// keys behind them, and heads.
+type Item = [u32; 8];
+
+/// The work list of a persistent decode: equal shares of all keys for each workgroup, cut where a sequence ends, and for each
+/// workgroup the first of its items. A sequence of `units` keys, or pages of them, that one workgroup does not have alone gives
+/// partial sums. Third, their rows.
+fn work_list(
+    workgroups: u32,
+    sequences: u32,
+    units: u32,
+    queries: u32,
+    heads: &[u32],
+    behind: impl Fn(u32) -> u32,
+) -> (Vec<u32>, Vec<u32>, u32) {
+    let all = u64::from(sequences) * u64::from(units) * heads.len() as u64;
+    let (mut first, mut items, mut partial) = (vec![0], vec![], 0);
+    for workgroup in 0..u64::from(workgroups) {
+        let share = |w: u64| w * all / u64::from(workgroups);
+        let (mut at, end) = (share(workgroup), share(workgroup + 1));
+        while at < end {
+            let (row, begin) = (at / u64::from(units), (at % u64::from(units)) as u32);
+            let n = (end - at).min(u64::from(units - begin)) as u32;
+            let sequence = row as u32 % sequences;
+            let sums = if n == units { u32::MAX } else { partial };
+            partial += if n == units { 0 } else { queries };
+            let (own, keys) = (sequence * queries, sequence * units + begin);
+            let item: Item = [
+                sequence,
+                sums,
+                own,
+                own + queries,
+                keys,
+                keys + n,
+                behind(units - begin - n),
+                heads[row as usize / sequences as usize],
+            ];
+            items.extend(item);
+            at += u64::from(n);
+        }
+        first.push((items.len() / 8) as u32);
+    }
+    (first, items, partial)
 }
 
 fn sizes(row: &Row) -> Result<[u32; 3], String> {
@@ -494,42 +560,12 @@ impl<'a> Arguments<'a> {
         };
         let tile = if d == 192 { 128 } else { 256 };
         let pairs = if masked && !wide { 2 } else { 1 };
-        let hq = shape
-            .first(&[
-                "nhead_q",
-                "nheads_q",
-                "num_heads_q",
-                "num_q_heads",
-                "hq",
-                "nheads",
-                "nhead",
-                "num_heads",
-                "h",
-            ])
-            .unwrap_or(grid_heads);
-        let hk = shape
-            .first(&[
-                "nhead_k",
-                "nheads_k",
-                "nhead_kv",
-                "nheads_kv",
-                "num_kv_heads",
-                "num_heads_k",
-                "hk",
-                "hkv",
-                "h_k",
-            ])
-            .unwrap_or(hq);
-        let b = shape.first(&["batch", "batch_size", "nbatch", "b", "bs"]).unwrap_or(grid_batch);
+        let (hq, hk, b) = heads(shape, grid_heads, grid_batch)?;
         // Whatever a row calls the length, the grid has its tiles.
         let fits = |s: &u32| s.div_ceil(tile).div_ceil(pairs) == tiles;
-        let lengths = ["seqlen_q", "sq", "s_q", "q_len", "seqlen", "seq_len", "seq", "s", "M", "N"];
-        let sq = lengths.iter().filter_map(|name| shape.first(&[name])).find(fits);
+        let sq = QUERIES.iter().filter_map(|name| shape.first(&[name])).find(fits);
         let sq = sq.unwrap_or(tiles * tile * pairs);
-        let sk = shape.first(&["seqlen_k", "seqlen_kv", "sk", "s_k", "kv_len", "k_len"]).unwrap_or(sq);
-        if hk == 0 || !hq.is_multiple_of(hk) {
-            return Err(format!("params: {hq} heads of queries, {hk} of keys"));
-        }
+        let sk = shape.first(&KEYS).unwrap_or(sq);
         let size: u64 = if name.contains("fp8") { 1 } else { 2 };
         let rows = |s: u32| u64::from(b) * u64::from(s);
         let (q_row, k_row, v_row) = (hq * d, hk * d, hk * dv);
@@ -587,6 +623,129 @@ impl<'a> Arguments<'a> {
         Ok(())
     }
 
+    /// One launch of flash attention backward: sums of o do, dq with dk and dv, or the conversion of dq.
+    fn backward(&mut self, shape: &Shape<'_>) -> Result<(), String> {
+        let name = shape.name.to_ascii_lowercase();
+        let has = |part: &str| name.contains(part);
+        let (group, wide_sums, gfx950) = (name.ends_with("_group"), has("_a32"), shape.on_gfx950());
+        let d_tile = shape.named("hd").ok_or("co_path: no head size in the name")?;
+        let dv_tile = if has("hd192_128") { 128 } else { d_tile };
+        let d = shape.first(&["hdim_q", "hdim", "head_dim", "d_qk", "dqk", "d"]).unwrap_or(d_tile);
+        let dv = shape.first(&["hdim_v", "head_dim_v", "d_v", "dv"]).unwrap_or(d.min(dv_tile));
+        let [gx, gy, gz] = shape.grid;
+        let (hq, hk, b) = heads(shape, gy, gz)?;
+        let (sums_of_o, conversion) = (has("_odo_"), has("_dq_convert") || has("_dq_shuffle"));
+        let windowed = has("_swa");
+        let tile = match (d_tile, dv_tile) {
+            _ if sums_of_o => 128,
+            _ if conversion => 64,
+            (192, 192) => 64,
+            (128, _) if gfx950 && !windowed => 256,
+            _ => 192,
+        };
+        let main = !(sums_of_o || conversion);
+        // Both ends of the triangle make one workgroup.
+        let pairs = if main && has("_causal") { 2 } else { 1 };
+        let fits = |n: &u32| n.div_ceil(tile).div_ceil(pairs) == gx;
+        let length = |names: &[&str]| names.iter().filter_map(|name| shape.first(&[name])).find(fits);
+        let from_grid = gx * tile * pairs;
+        let (sq, sk) = if main {
+            let sk = length(&KEYS).or(length(&QUERIES)).unwrap_or(from_grid);
+            (shape.first(&["seqlen_q", "sq", "s_q", "q_len"]).unwrap_or(sk), sk)
+        } else {
+            let sq = length(&QUERIES).unwrap_or(from_grid);
+            (sq, shape.first(&KEYS).unwrap_or(sq))
+        };
+        let rows = |n: u32| u64::from(b) * u64::from(n);
+        let total = |n: u32| if group { b * n } else { n };
+        // Bytes from head to head, sequence to sequence and row to row.
+        let strides = |heads: u32, d: u32, n: u32| {
+            let row = heads * d * 2;
+            [2 * d, if group { 0 } else { n.wrapping_mul(row) }, row]
+        };
+        let by_head = [4 * total(sq), if group { 0 } else { 4 * hq * sq }, 4];
+        let starts = |n: u32| (0..=b).map(|i| i * n).collect::<Vec<u32>>();
+        let of_heads = |n: u32, heads: u32, d: u32| rows(n) * u64::from(heads * d) * 2 + SLACK;
+        if sums_of_o {
+            self.buffer(of_heads(sq, hq, dv), "o")?;
+            self.buffer(of_heads(sq, hq, dv), "do")?;
+            self.buffer(rows(sq) * u64::from(hq) * 4 + SLACK, "d")?;
+            (0..2).for_each(|_| self.ints(&strides(hq, dv, sq)));
+            self.ints(&by_head);
+            self.ints(&[total(sq), dv]);
+            return if group {
+                self.words(&starts(sq), "queries")?;
+                self.words(&starts(sq), "padded queries")
+            } else {
+                Ok(())
+            };
+        }
+        // dq is summed by atomics, in f32 or in 16 bits.
+        let wide_sums = wide_sums || has("_convert");
+        let sum_rows = if wide_sums { total(sq) } else { sq.next_multiple_of(16) };
+        let sum_columns = match d_tile {
+            _ if wide_sums => d,
+            192 => 192,
+            _ => 128,
+        };
+        let parts = if group && wide_sums { 1 } else { b };
+        let size = if wide_sums { 4 } else { 2 };
+        let sums = u64::from(parts * hq) * u64::from(sum_rows) * u64::from(sum_columns * size) + SLACK;
+        if conversion {
+            self.buffer(sums, "sums of dq")?;
+            self.buffer(of_heads(sq, hq, d), "dq")?;
+            let head = sum_rows * sum_columns * size;
+            self.ints(&[head, if parts > 1 { hq.wrapping_mul(head) } else { 0 }, sum_columns * size]);
+            self.ints(&strides(hq, d, sq));
+            self.ints(&[total(sq), d]);
+            return if group {
+                self.words(&starts(sq), "queries")?;
+                self.words(&starts(sq), "padded queries")
+            } else {
+                Ok(())
+            };
+        }
+        let window = if windowed {
+            let window = shape.needed(&["window", "window_size", "window_left"])?;
+            [1 + shape.int("window_right") + sk - sq.min(sk), 1 + window + sq - sk.min(sq)]
+        } else {
+            [0, 0]
+        };
+        let converted = wide_sums || gfx950 && d_tile != 64;
+        self.buffer(if converted { sums } else { of_heads(sq, hq, d) }, "dq")?;
+        self.buffer(of_heads(sk, hq, d), "dk")?;
+        self.buffer(of_heads(sk, hq, dv), "dv")?;
+        self.buffer(of_heads(sq, hq, d), "q")?;
+        self.buffer(of_heads(sk, hk, d), "k")?;
+        self.buffer(of_heads(sk, hk, dv), "v")?;
+        self.buffer(of_heads(sq, hq, dv), "do")?;
+        self.buffer(rows(sq) * u64::from(hq) * 4 + SLACK, "lse")?;
+        self.buffer(rows(sq) * u64::from(hq) * 4 + SLACK, "d")?;
+        self.float((d as f32).powf(-0.5));
+        self.float(std::f32::consts::LOG2_E);
+        self.ints(&[total(sq), tile * hk * d * 2]);
+        self.ints(&strides(hq, d, sq));
+        self.int(hq / hk);
+        self.ints(&strides(hk, d, sk));
+        self.ints(&strides(hq, d, sk)[2..]);
+        self.ints(&[total(sk), d, dv, hq]);
+        self.ints(&strides(hk, dv, sk));
+        self.ints(&strides(hq, dv, sq));
+        self.ints(&strides(hq, d, sk)[..2]);
+        self.ints(&strides(hq, dv, sk));
+        self.int(by_head[0]);
+        for (n, label) in [(sq, "queries"), (sk, "keys"), (sq, "padded queries"), (sk, "padded keys")] {
+            if group {
+                self.words(&starts(n), label)?;
+            } else {
+                self.null();
+            }
+        }
+        self.int(if wide_sums { sq } else { sum_rows });
+        self.ints(&window);
+        Ok(())
+    }
+
     /// Keys of each sequence of a decode.
     fn keys(shape: &Shape<'_>) -> Result<u32, String> {
         shape.needed(&[
@@ -607,15 +766,20 @@ impl<'a> Arguments<'a> {
     /// Paged decode.
     fn paged(&mut self, shape: &Shape<'_>) -> Result<(), String> {
         let name = &shape.name;
-        if shape.has(&["ps"]) {
-            return Err("not modelled: the work list of a persistent paged decode is not in a row".to_owned());
-        }
         let group = name.split("gqa").nth(1).and_then(|s| s.split('_').next()?.parse().ok());
-        let group = shape.first(&["gqa", "gqa_ratio"]).or(group).ok_or("params: gqa is needed")?;
+        let persistent = shape.has(&["ps"]);
+        let queries = shape.first(&["qlen", "mtp"]);
+        // Of a persistent kernel the name has the rows of a workgroup: heads that share keys, times queries.
+        let rows = shape.named("qlen").filter(|_| persistent);
+        let queries = queries.or(shape.named("qlen").filter(|_| !persistent)).unwrap_or(1);
+        let group = shape.first(&["gqa", "gqa_ratio"]).or(group).or(rows.map(|rows| rows / queries));
+        let group = group.filter(|n| *n > 0).ok_or("params: gqa is needed")?;
+        if persistent {
+            return self.paged_from_list(shape, group, queries);
+        }
         let [hk, b, _] = shape.grid;
         let page = shape.first(&["block_size", "page_size", "page"]);
         let page = page.unwrap_or(if name.contains("gqa10") { 1024 } else { 16 });
-        let queries = shape.first(&["qlen", "mtp"]).or(shape.named("qlen")).unwrap_or(1);
         let n = Self::keys(shape)?;
         let d = shape.first(&["head_dim", "hdim", "head_size"]).unwrap_or(128);
         let quantized = !name.contains("noquant");
@@ -639,15 +803,57 @@ impl<'a> Arguments<'a> {
         self.words(&(0..=b).map(|i| i * queries).collect::<Vec<_>>(), "first queries")
     }
 
+    /// Paged decode over fp8 from a work list.
+    fn paged_from_list(&mut self, shape: &Shape<'_>, group: u32, queries: u32) -> Result<(), String> {
+        let b = shape.needed(&["batch", "batch_size", "b", "bs"])?;
+        let heads = ["nheads_k", "nhead_kv", "nheads_kv", "num_kv_heads", "num_heads_k", "hk", "hkv"];
+        let hk = shape.first(&heads).unwrap_or(1);
+        let n = Self::keys(shape)?;
+        let d = shape.first(&["head_dim", "hdim", "head_size"]).unwrap_or(128);
+        let per_page = shape.name.contains("perblock");
+        let page = shape.first(&["block_size", "page_size", "page"]).or(shape.named("blk")).unwrap_or(1024);
+        let pages = n.div_ceil(page);
+        let ranges: Vec<u32> = (0..hk).map(|i| i * group | ((i + 1) * group) << 16).collect();
+        let (first, items, partial) = work_list(shape.grid[0], b, pages, queries, &ranges, |_| 0);
+        let row = 2 * group * hk * d;
+        let rows = u64::from(b * queries);
+        let cache = u64::from(b * pages) * u64::from(page * hk * d);
+        let scales = if per_page { 4 } else { 4 * page };
+        self.buffer(rows * u64::from(row) + SLACK, "o")?;
+        self.buffer(rows * u64::from(row) + SLACK, "q")?;
+        self.buffer(cache + SLACK, "k")?;
+        self.buffer(cache + SLACK, "v")?;
+        self.words(&(0..b * pages).collect::<Vec<_>>(), "pages")?;
+        self.words(&vec![n; b as usize], "lengths")?;
+        for label in ["k_scale", "v_scale"] {
+            self.buffer(u64::from(b * pages * hk) * u64::from(scales) + SLACK, label)?;
+        }
+        self.float(std::f32::consts::LOG2_E / (d as f32).sqrt());
+        let head = page * d;
+        self.ints(&[hk, row, head * hk, head, queries - 1, group]);
+        self.words(&(0..=b).map(|i| i * queries).collect::<Vec<_>>(), "first queries")?;
+        self.words(&(0..=b).map(|i| i * pages).collect::<Vec<_>>(), "first pages")?;
+        self.words(&first, "first items")?;
+        self.words(&items, "items")?;
+        let sums = u64::from(partial.max(queries)) * u64::from(group * hk) * 4;
+        self.buffer(sums * u64::from(d), "partial sums")?;
+        self.buffer(sums, "lse of partial sums")?;
+        self.ints(&[scales, scales * hk]);
+        Ok(())
+    }
+
     /// Decode over a latent key of 576 columns, 512 of them the value.
     fn latent(&mut self, shape: &Shape<'_>) -> Result<(), String> {
         const COLUMNS: u32 = 576;
         const VALUES: u64 = 512;
         let name = shape.name.to_ascii_lowercase();
-        if shape.has(&["ps"]) || name.contains("pfl") {
-            return Err("not modelled: the work list of a persistent MLA kernel is not in a row".to_owned());
+        if name.contains("pfl") || name.contains("mla_v4") || shape.row.get("co_path").contains("/mla_v4/") {
+            return Err(format!("not modelled: the arguments of {name} are not known"));
         }
-        let [_, b, splits] = shape.grid;
+        let persistent = shape.has(&["ps"]);
+        let [workgroups, b, splits] = shape.grid;
+        let (b, splits) =
+            if persistent { (shape.needed(&["batch", "batch_size", "b", "bs"])?, 1) } else { (b, splits) };
         let heads = shape.first(&["nhead", "nheads", "num_heads", "gqa", "gqa_ratio", "heads", "h"]);
         let heads = heads.or(shape.named("gqaratio")).or(shape.named("qh")).or(shape.named("mqa"));
         let heads = heads.ok_or("params: nhead is needed")?;
@@ -660,28 +866,72 @@ impl<'a> Arguments<'a> {
             (if fp8("a8w8") { 1 } else { 2 }, if fp8("a8w8") || fp8("a16w8") { 1 } else { 2 });
         let (rows, parts) = (u64::from(b * queries), u64::from(splits));
         let pages = n.div_ceil(page);
-        self.buffer(rows * parts * u64::from(heads) * VALUES * 4, "r")?;
-        self.buffer(rows * parts * u64::from(heads) * 4, "lse")?;
+        let last = (n - 1) % page + 1;
+        // The last page of a sequence may be filled in part.
+        let behind = |pages: u32| if pages == 0 { 0 } else { (pages - 1) * page + last };
+        let (first, mut items, partial) = work_list(workgroups, b, pages, queries, &[0], behind);
+        // Some lists count keys, not pages.
+        if page > 1 && !shape.has(&["v3"]) {
+            for item in items.chunks_mut(8) {
+                let ends = item[0] * pages * page + n;
+                item[4..6].iter_mut().for_each(|at| *at = (*at * page).min(ends));
+            }
+        }
+        let parts = if persistent { u64::from(partial.max(1)) } else { rows * parts };
+        self.buffer(parts * u64::from(heads) * VALUES * 4 + SLACK, "r")?;
+        self.buffer(parts * u64::from(heads) * 4 + SLACK, "lse")?;
         self.buffer((rows + 64) * u64::from(heads * COLUMNS * q_size), "q")?;
         let key = COLUMNS * kv_size;
         self.buffer(u64::from(b * pages * page) * u64::from(key) + SLACK, "kv")?;
         self.words(&(0..=b).map(|i| i * pages).collect::<Vec<_>>(), "first pages")?;
         self.words(&(0..b * pages).collect::<Vec<_>>(), "pages")?;
-        self.words(&vec![(n - 1) % page + 1; b as usize], "tokens of last pages")?;
+        self.words(&vec![last; b as usize], "tokens of last pages")?;
         self.float((COLUMNS as f32).powf(-0.5));
         let row = heads * COLUMNS * q_size;
-        self.ints(&[heads * queries, splits, queries * row, page * key, page.trailing_zeros()]);
+        // Kernels that take a head's queries together count heads.
+        let own = shape.named("qh").filter(|qh| {
+            queries > 1
+                && shape.named("gqaratio") == Some(*qh)
+                && (shape.has(&["v3"]) || *qh == 32 || *qh == 8)
+        });
+        let s_mqa = own.unwrap_or(heads * queries);
+        self.ints(&[s_mqa, splits, queries * row, page * key, page.trailing_zeros()]);
         self.words(&(0..=b).map(|i| i * queries).collect::<Vec<_>>(), "first queries")?;
-        self.words(&(0..=b).map(|i| i * splits).collect::<Vec<_>>(), "first splits")?;
-        self.null();
+        if persistent {
+            let tables = [first, items].map(|words| self.hidden(&words));
+            let mut pointers = vec![];
+            for table in tables {
+                let base = table?;
+                pointers.extend([base as u32, (base >> 32) as u32]);
+            }
+            pointers.resize(20, 0);
+            self.words(&pointers, "work list")?;
+            self.buffer(rows * u64::from(heads) * VALUES * 2 + SLACK, "o")?;
+        } else {
+            self.words(&(0..=b).map(|i| i * splits).collect::<Vec<_>>(), "first splits")?;
+            self.null();
+        }
         for (label, size) in [("q_scale", q_size), ("kv_scale", kv_size)] {
             self.optional(if size == 1 { 4 } else { 0 }, label)?;
         }
-        self.int(0);
-        self.null();
-        self.null();
+        self.int(u32::from(persistent));
+        if persistent {
+            self.buffer(rows * u64::from(heads) * 4 + SLACK, "lse of o")?;
+            self.words(&(0..=b).map(|i| i * n).collect::<Vec<_>>(), "first keys of all ranks")?;
+        } else {
+            self.null();
+            self.null();
+        }
         self.ints(&[1, 0]);
         Ok(())
+    }
+
+    /// Words that no slot points to; their address.
+    fn hidden(&mut self, words: &[u32]) -> Result<u64, String> {
+        let slots = self.bytes.len();
+        self.words(words, "work list")?;
+        self.bytes.truncate(slots);
+        Ok(self.buffers.last().map_or(0, |b| b.base))
     }
 }
 
@@ -755,6 +1005,52 @@ mod tests {
     }
 
     #[test]
+    fn persistent_decodes_have_all_keys_in_their_lists() {
+        // Three sequences of 1000 keys over 8 workgroups: 375 keys each, and a sequence ends within the third and the sixth.
+        let (first, items, partial) = work_list(8, 3, 1000, 2, &[0], |left| left);
+        assert_eq!(first, [0, 1, 2, 4, 5, 6, 8, 9, 10]);
+        let keys = |i: usize| [items[8 * i], items[8 * i + 4], items[8 * i + 5], items[8 * i + 6]];
+        assert_eq!([keys(2), keys(3)], [[0, 750, 1000, 0], [1, 1000, 1125, 875]]);
+        assert_eq!(items.chunks(8).map(|item| item[5] - item[4]).sum::<u32>(), 3000);
+        assert_eq!(partial, 20, "two rows of each part");
+        // A sequence that one workgroup has alone has no partial sums.
+        let (_, items, partial) = work_list(3, 3, 1000, 2, &[0], |left| left);
+        assert!(items.chunks(8).all(|item| item[1] == u32::MAX) && partial == 0);
+
+        let params = r#"{"ctx_len": 1000, "batch": 3}"#;
+        let path = "hsa/gfx942/mla/mla_a8w8_qh16_qseqlen1_gqaratio16_ps.co";
+        let (words, buffers) = filled(path, [304, 1, 1], params).expect("filled");
+        assert_eq!([words[4 * 8], words[4 * 9]], [16, 1], "rows of a workgroup, splits");
+        assert!(buffers.iter().any(|b| b.bytes == 4 * 305), "the first item of each workgroup");
+        let params = r#"{"ctx_len": 5000, "batch": 3, "qlen": 2, "num_kv_heads": 4}"#;
+        let path = "hsa/gfx942/pa/pa_bf16_perblockFp8_blk256_1tg_4w_qlen16_msk1_ps.co";
+        let (words, buffers) = filled(path, [304, 1, 1], params).expect("filled");
+        let slot = |i: usize| words[4 * i];
+        assert_eq!([slot(9), slot(11), slot(12), slot(13), slot(14)], [4, 4 * 256 * 128, 256 * 128, 1, 8]);
+        assert!(buffers.iter().any(|b| b.bytes == 4 * 3 * 20), "pages of 256 keys");
+    }
+
+    #[test]
+    fn gradients_have_three_launches() {
+        let params = r#"{"seqlen": 4096, "nheads": 8, "nheads_k": 2, "batch": 2}"#;
+        let of = |name: &str, grid| {
+            filled(&format!("hsa/gfx950/fmha_v3_bwd/bwd_hd128_{name}.co"), grid, params).expect("filled")
+        };
+        let (words, buffers) = of("odo_bf16", [32, 8, 2]);
+        let slot = |words: &[u32], i: usize| words[4 * i];
+        assert_eq!([slot(&words, 3), slot(&words, 5), slot(&words, 12)], [256, 8 * 256, 4096]);
+        assert_eq!(buffers[2].bytes, 2 * 8 * 4096 * 4 + SLACK, "a sum of each row and head");
+        // Tiles of 256 keys, two of them a workgroup.
+        let (words, buffers) = of("bf16_causal_a32_psskddv", [8, 8, 2]);
+        assert_eq!([slot(&words, 11), slot(&words, 12), slot(&words, 16)], [4096, 256 * 2 * 256, 4]);
+        assert_eq!([21, 22, 23, 24].map(|i| slot(&words, i)), [4096, 128, 128, 8]);
+        assert_eq!(words.len(), 4 * 44);
+        assert_eq!(buffers[0].bytes, 2 * 8 * 4096 * 128 * 4 + SLACK, "sums of dq in f32");
+        let (words, _) = of("dq_convert_bf16", [64, 8, 2]);
+        assert_eq!([slot(&words, 2), slot(&words, 3), slot(&words, 4)], [4096 * 512, 8 * 4096 * 512, 512]);
+    }
+
+    #[test]
     fn experts_have_the_formats_of_their_names() {
         let params = r#"{"token": 4, "expert": 8, "topk": 2, "model_dim": 512, "inter_dim": 256}"#;
         let of = |name: &str| {
@@ -775,7 +1071,10 @@ mod tests {
     fn what_is_missing_is_named() {
         for (path, want) in [
             ("hsa/gfx942/mla/mla_a8w8_qh16_qseqlen1_gqaratio16.co", "params: ctx_len is needed"),
-            ("hsa/gfx942/mla/mla_a8w8_qh16_qseqlen1_gqaratio16_ps.co", "not modelled: the work list"),
+            ("hsa/gfx942/mla/mla_a8w8_qh16_qseqlen1_gqaratio16_ps.co", "params: batch is needed"),
+            ("hsa/gfx942/mla/mla_pfl_bf16_a16w16_causal_subQ16_mqa16.co", "not modelled: the arguments of"),
+            ("hsa/gfx942/pa/pa_bf16_pertokenFp8_gqa16_1tg_4w_qlen16_msk1_ps.co", "params: batch is needed"),
+            ("hsa/gfx942/fmha_v3_bwd/bwd_hd128_bf16_swa_a32_rtne_psskddv.co", "params: window is needed"),
             ("hsa/gfx942/fmoe/fmoe_fp8_blockscale_g1u1_subGU_256.co", "params: token is needed"),
             ("hsa/gfx942/i8gemm/a.co", "M: `` is no such number"),
             ("hsa/gfx942/topksoftmax/a.co", "not modelled: the arguments of family"),

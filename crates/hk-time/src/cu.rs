@@ -43,6 +43,9 @@ pub struct View {
     fill_port: f64,
     /// Bytes of L2, of the memory-side cache and of HBM.
     shared: [f64; 3],
+    l2_latency: f64,
+    /// Lines of this compute unit's share of L2.
+    l2_lines: usize,
     l1_latency: f64,
     l1_return: f64,
     address: f64,
@@ -83,6 +86,8 @@ impl View {
                 share(part.mall.value * v(C::MallReach)),
                 share(part.hbm_reached(values)),
             ],
+            l2_latency: v(C::L2Latency),
+            l2_lines: (part.l2_bytes.value / 128.0 / per_xcd) as usize,
             l1_latency: v(C::L1Latency),
             l1_return: v(C::L1Return),
             address: v(C::AddressLanes),
@@ -250,6 +255,9 @@ struct Cu<'a> {
     view: &'a View,
     levels: &'a Levels,
     l1: L1,
+    /// Lines that L2 has since this compute unit asked for them, oldest first.
+    l2: HashSet<u64>,
+    asked: VecDeque<u64>,
     /// Arrivals of lines in flight, in order.
     flight: VecDeque<f64>,
     arrival: f64,
@@ -305,6 +313,8 @@ pub fn run(
         view,
         levels,
         l1: L1::new(),
+        l2: HashSet::new(),
+        asked: VecDeque::new(),
         flight: VecDeque::new(),
         arrival: 0.0,
         vector: [0.0; 4],
@@ -565,8 +575,19 @@ impl Cu<'_> {
     }
 
     /// A line through L2 and what is behind it. Gives the time at which it has arrived in L1.
-    fn line(&mut self, line: u64, at: f64, level: Level) -> f64 {
+    fn line(&mut self, line: u64, at: f64, mut level: Level) -> f64 {
         let v = self.view;
+        if !self.l2.insert(line) {
+            // L1 has lost it, L2 has not.
+            level = Level { latency: v.l2_latency, mall: 0.0, hbm: 0.0 };
+        } else {
+            self.asked.push_back(line);
+            if self.asked.len() > v.l2_lines
+                && let Some(oldest) = self.asked.pop_front()
+            {
+                self.l2.remove(&oldest);
+            }
+        }
         let mut start = at.max(self.fill);
         while self.flight.front().is_some_and(|done| *done <= start) {
             self.flight.pop_front();
@@ -649,10 +670,15 @@ impl Cu<'_> {
                 self.store = self.store.max(start) + cost;
                 let mut sent = self.store;
                 let lines = lines.len() as f64;
-                // L2 takes 64 bytes a clock and channel, half of what it gives. Sums leave it once, whoever adds to them.
-                let written = if atomic { first.hbm } else { 1.0 };
-                for (i, share) in [2.0, 0.0, written].into_iter().enumerate() {
-                    sent = sent.max(self.shared(i, start, lines * 128.0 * share));
+                // L2 takes 64 bytes a clock and channel, half of what it gives, and joins parts of a line before they leave it.
+                // Sums leave it once, whoever adds to them.
+                let (taken, written) = if atomic {
+                    (lines * 128.0, lines * 128.0 * first.hbm)
+                } else {
+                    (bytes.max(lines * 64.0), bytes)
+                };
+                for (i, bytes) in [2.0 * taken, 0.0, written].into_iter().enumerate() {
+                    sent = sent.max(self.shared(i, start, bytes));
                 }
                 let done = sent + v.store_latency;
                 self.drained = self.drained.max(done);

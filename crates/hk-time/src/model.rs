@@ -14,6 +14,8 @@ use crate::path::{Step, WavePath, paths};
 
 /// Vector loads of a wave that tell which data its workgroup reads.
 const FIRST_LOADS: usize = 24;
+/// The most of them, where the first ones do not read what most bytes come from.
+const MOST_LOADS: usize = 384;
 /// Launches of more workgroups are told from their first ones.
 const MOST_TOLD: u64 = 4096;
 
@@ -152,7 +154,7 @@ pub fn trace(
         }
         Ok::<_, TimeError>(first)
     };
-    let first = tell(FIRST_LOADS)?;
+    let mut first = tell(FIRST_LOADS)?;
     // Slices of one tile: the first one prepares what the others wait for.
     let slices = u64::from(dispatch.grid[2]);
     let tile = total / slices;
@@ -178,7 +180,17 @@ pub fn trace(
         (blocks, shares) = classes(blocks);
     }
     let kinds = blocks.into_iter().map(|block| paths(block, &trace.instructions, options.exact)).collect();
+    // What most bytes come from must be among what the first loads read.
     let bytes = most.map_or(&[][..], |b| b);
+    let largest = (0..bytes.len()).max_by(|a, b| bytes[*a].total_cmp(&bytes[*b]));
+    let mut loads = FIRST_LOADS;
+    while let Some(largest) = largest
+        && loads < MOST_LOADS
+        && first.iter().flatten().all(|signature| signature[largest] == 0)
+    {
+        loads *= 4;
+        first = tell(loads)?;
+    }
     let rounds = rounds(part, &first, bytes, total, occupancy.max(1), options);
     Ok(Traced {
         part,

@@ -151,6 +151,40 @@ fn strided_loads_are_not_faster_than_contiguous_ones() {
     assert!(strided > 1.5 * contiguous, "{strided} {contiguous}");
 }
 
+/// Clocks for which HBM is busy.
+fn hbm(kernel: &Kernel) -> f64 {
+    let at = UNITS.iter().position(|unit| *unit == "HBM").expect("a unit");
+    kernel.time().busy[at] * kernel.clocks()
+}
+
+#[test]
+fn stores_that_fill_lines_together_write_them_once() {
+    let whole = "  global_store_dwordx4 v1, v[8:11], s[4:5]\n".repeat(16);
+    let halves =
+        "  global_store_dwordx2 v1, v[8:9], s[4:5]\n  global_store_dwordx2 v1, v[10:11], s[4:5] offset:8\n";
+    let (whole, halves) = (Kernel::new(whole), Kernel::new(halves.repeat(16)));
+    near(hbm(&halves), hbm(&whole), 0.01 * hbm(&whole));
+}
+
+#[test]
+fn lines_that_l1_has_evicted_come_from_l2() {
+    // 64 KiB, twice what L1 holds, once and four times.
+    let pass = |n: usize| {
+        let loads: String =
+            (0..64).map(|_| "  global_load_dwordx4 v[8:11], v7, s[4:5]\n  v_add_u32 v7, v7, v9\n").collect();
+        Kernel {
+            warm: false,
+            ..Kernel::new(format!(
+                "  v_mov_b32 v9, 1024\n{}",
+                format!("  v_mov_b32 v7, v1\n{loads}").repeat(n)
+            ))
+        }
+    };
+    let (once, often) = (pass(1), pass(4));
+    near(hbm(&often), hbm(&once), 0.01 * hbm(&once));
+    assert!(often.clocks() > 1.5 * once.clocks(), "{} {}", often.clocks(), once.clocks());
+}
+
 #[test]
 fn more_work_is_never_faster() {
     let body = "  v_add_u32 v7, v7, v9\n  global_load_dwordx4 v[16:19], v7, s[4:5]\n  s_waitcnt vmcnt(2)\n  ds_write_b128 v1, v[16:19]";
