@@ -325,7 +325,7 @@ fn group_tiles(blocks: bool, rows: usize) -> Vec<Option<GemmTile>> {
     let fits = |tile: &GemmTile| {
         tile.shape().0 <= rows
             && if blocks {
-                !matches!(tile, T256x256 | T128x256 | T128x128 | S16x16Twice)
+                !matches!(tile, T256x256 | T128x256 | S16x16Twice)
             } else {
                 *tile != T256x128
             }

@@ -11,7 +11,7 @@ pub enum GemmTile {
     T256x256,
     /// 128 x 128 by four waves, through LDS: two blocks a CU.
     T128x128,
-    /// 64 x 64 by four waves, through LDS: four blocks a CU.
+    /// 64 x 64 by four waves, through LDS: three or four blocks a CU.
     T64x64,
     /// 64 x 64 with scalar loads: any strides, alignment and row length.
     Elements,
