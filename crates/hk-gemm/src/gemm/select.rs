@@ -62,13 +62,15 @@ impl TileInfo {
     }
 }
 
-/// Rates of the cost model: bandwidths, clocks and throughput as published for the largest part of each AMD target, and what a CU
-/// loads as modelled (docs/timing.md); of sm_90 measured on an H200, but for the memory latency. The cost of a launch is assumed.
+/// Rates of the cost model: clocks and throughput as published for the largest part of each AMD target, bandwidths and launches as
+/// modelled (docs/timing.md); of sm_90 measured on an H200, but for the memory latency and the cost of a launch, which are assumed.
 struct Rates {
     /// Nanoseconds that a CU's matrix units take for a stage of K of an output.
     stage: f64,
     /// Nanoseconds for a byte in a CU's share of the memory's bandwidth, and from L2.
     byte: f64,
+    /// How much more than its share of the bandwidth a CU can use while others have nothing to read.
+    alone: f64,
     near: f64,
     /// Nanoseconds for a byte that a CU loads from L2. On AMD targets L1's lines in flight are the limit, for tiles in registers too.
     fill: f64,
@@ -78,14 +80,15 @@ struct Rates {
 }
 
 impl Rates {
-    const LAUNCH: f64 = 4000.0;
+    const LAUNCH: f64 = 5000.0;
 
     const fn of(arch: Arch) -> Self {
         match arch {
-            // 256 CUs, 2.2 GHz, 8 TB/s.
+            // 256 CUs, 2.2 GHz; of 8 TB/s 6.5 are reached.
             Arch::Gfx950 => Self {
                 stage: 1.0 / (64.0 * 2.2),
-                byte: 0.032,
+                byte: 256.0 / 6500.0,
+                alone: 1.7,
                 near: 1.0 / (64.0 * 2.2),
                 fill: 1.0 / 52.0,
                 least: 0.0,
@@ -96,15 +99,17 @@ impl Rates {
             Arch::Sm90 | Arch::Sm90a => Self {
                 stage: 64.0 / (0.65 * 790e3 / 132.0),
                 byte: 132.0 / 4200.0,
+                alone: 1.5,
                 near: 132.0 / 7200.0,
                 fill: 132.0 / 7200.0,
                 least: 800.0 / 4.0,
-                launch: Self::LAUNCH / 2.0,
+                launch: 2000.0,
             },
-            // 304 CUs, 2.1 GHz, 5.3 TB/s.
+            // 304 CUs, 2.1 GHz; of 6 TB/s 4.1 are reached.
             _ => Self {
                 stage: 1.0 / (32.0 * 2.1),
-                byte: 0.057,
+                byte: 304.0 / 4070.0,
+                alone: 1.7,
                 near: 1.0 / (64.0 * 2.1),
                 fill: 1.0 / 38.0,
                 least: 0.0,
@@ -114,8 +119,6 @@ impl Rates {
     }
 }
 
-/// How much more than its share of the bandwidth a CU can use while others have nothing to read.
-const ALONE: f64 = 1.5;
 /// Split-K slices to choose from.
 const SPLITS: [usize; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
@@ -152,7 +155,8 @@ impl GemmTile {
             TileInfo { warpgroups: cost(warpgroups), ..info }
         }
         match self {
-            Self::T256x256 => of([256, 256], (1, 1.0), (1, 4.0)),
+            // Alone on a CU: nothing runs beside its barriers.
+            Self::T256x256 => of([256, 256], (1, 1.5), (1, 4.0)),
             Self::T128x256 => by_warpgroups(of([128, 256], (1, 1.1), (1, 4.0)), (1, 0.75)),
             Self::T128x128 => by_warpgroups(of([128, 128], (2, 1.0), (2, 1.1)), (2, 1.0)),
             Self::T64x64 => by_warpgroups(of([64, 64], (3, 1.6), (4, 1.3)), (2, 1.2)),
@@ -356,10 +360,12 @@ impl Job<'_> {
             // Weights come from memory, activations from L2. Through LDS, tiles of the same weights run together, and both come
             // from L2.
             let (of_w, of_x) = (t.n as f64 * weight, m.min(t.m) as f64);
-            let row = if tile.skinny() && !arch.is_amd() {
-                of_w * rates.byte / ALONE + of_x * rates.near
-            } else {
-                (of_w + of_x) * rates.fill
+            let (filled, streamed) =
+                ((of_w + of_x) * rates.fill, of_w * rates.byte / rates.alone + of_x * rates.near);
+            let row = match tile.skinny() {
+                true if arch.is_amd() => filled.max(streamed),
+                true => streamed,
+                false => filled,
             };
             loads.add(part, resident * stages * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
