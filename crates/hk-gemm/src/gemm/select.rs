@@ -122,7 +122,7 @@ impl Rates {
 /// Split-K slices to choose from.
 const SPLITS: [usize; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
-/// Bytes of a row that a stage holds: `Tile::kBytes`.
+/// Bytes of a row that a stage holds where it is not a line: `Tile::kBytes`.
 pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
@@ -214,6 +214,8 @@ impl GemmTile {
             Self::S16x16 | Self::S16x32 => self.waves(arch) * longest,
             Self::S16x16Twice => self.waves(arch) * 128,
             Self::S32x32 | Self::S64x32 => self.waves(arch) * longest / 2,
+            // `kLineBytes` in `hip/include/gemm/args.h`: a slice that began within a line would fill it twice.
+            _ if arch.is_amd() && !matches!(self, Self::Elements) => 2 * STAGE_BYTES,
             _ => STAGE_BYTES,
         }
     }
@@ -438,7 +440,7 @@ impl Job<'_> {
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
             _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
             _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
-            _ => &[GemmTile::S16x16, GemmTile::S16x32],
+            _ => &[GemmTile::S16x32, GemmTile::S16x16],
         };
         let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
             let times =
