@@ -171,6 +171,7 @@ fn groups_of_any_shape() {
             for gpu in devices::<i8>() {
                 case.check::<f32>(&gpu, None, &want);
                 case.check::<f32>(&gpu, config(GemmTile::T256x128, 2), &want);
+                case.check::<f32>(&gpu, config(GemmTile::T128x128, 1), &want);
             }
         }
     }

@@ -324,11 +324,7 @@ fn group_tiles(blocks: bool, rows: usize) -> Vec<Option<GemmTile>> {
     let all = GemmTile::ALL;
     let fits = |tile: &GemmTile| {
         tile.shape().0 <= rows
-            && if blocks {
-                !matches!(tile, T256x256 | T128x256 | T128x128 | S16x16Twice)
-            } else {
-                *tile != T256x128
-            }
+            && if blocks { !matches!(tile, T256x256 | T128x256 | S16x16Twice) } else { *tile != T256x128 }
     };
     all.into_iter().filter(fits).map(Some).chain([None]).collect()
 }

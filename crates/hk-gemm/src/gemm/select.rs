@@ -1,6 +1,6 @@
 //! Tile selection: tiles, configurations, and the cost model that picks among those that have kernels.
 
-use super::table::{Eligible, Precision};
+use super::table::{Eligible, Precision, ScaleKind};
 use hk_core::{Arch, DeviceInfo};
 
 /// The tile of outputs that a block computes, and how. On sm_90, tiles of 16 and 32 rows have four waves; those of 256 rows do
@@ -11,7 +11,7 @@ pub enum GemmTile {
     T256x256,
     /// 128 x 128 by four waves, through LDS: two blocks a CU.
     T128x128,
-    /// 64 x 64 by four waves, through LDS: four blocks a CU.
+    /// 64 x 64 by four waves, through LDS: three or four blocks a CU.
     T64x64,
     /// 64 x 64 with scalar loads: any strides, alignment and row length.
     Elements,
@@ -62,35 +62,36 @@ impl TileInfo {
     }
 }
 
-/// Rates of the cost model: bandwidths, clocks and throughput as published for the largest part of each AMD target; of sm_90
-/// measured on an H200, but for the memory latency. The cost of a launch is assumed.
+/// Rates of the cost model: clocks and throughput as published for the largest part of each AMD target, bandwidths and launches as
+/// modelled (docs/timing.md); of sm_90 measured on an H200, but for the memory latency and the cost of a launch, which are assumed.
 struct Rates {
     /// Nanoseconds that a CU's matrix units take for a stage of K of an output.
     stage: f64,
     /// Nanoseconds for a byte in a CU's share of the memory's bandwidth, and from L2.
     byte: f64,
+    /// How much more than its share of the bandwidth a CU can use while others have nothing to read.
+    alone: f64,
     near: f64,
-    /// Nanoseconds for a byte from L2 to LDS, where a tile's cost does not include it.
-    to_lds: f64,
+    /// Nanoseconds for a byte that a CU loads from L2. On AMD targets L1's lines in flight are the limit, for tiles in registers too.
+    fill: f64,
     /// The shortest stage of a tile through LDS; one more launch.
     least: f64,
     launch: f64,
 }
 
 impl Rates {
-    /// Reading a stage, its MFMAs and a barrier: some 200 clocks.
-    const CLOCKS: f64 = 90.0;
-    const LAUNCH: f64 = 4000.0;
+    const LAUNCH: f64 = 5000.0;
 
     const fn of(arch: Arch) -> Self {
         match arch {
-            // 256 CUs, 2.2 GHz, 8 TB/s.
+            // 256 CUs, 2.2 GHz; of 8 TB/s 6.5 are reached.
             Arch::Gfx950 => Self {
                 stage: 1.0 / (64.0 * 2.2),
-                byte: 0.032,
+                byte: 256.0 / 6500.0,
+                alone: 1.7,
                 near: 1.0 / (64.0 * 2.2),
-                to_lds: 0.0,
-                least: Self::CLOCKS,
+                fill: 1.0 / 52.0,
+                least: 0.0,
                 launch: Self::LAUNCH,
             },
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
@@ -98,30 +99,30 @@ impl Rates {
             Arch::Sm90 | Arch::Sm90a => Self {
                 stage: 64.0 / (0.65 * 790e3 / 132.0),
                 byte: 132.0 / 4200.0,
+                alone: 1.5,
                 near: 132.0 / 7200.0,
-                to_lds: 132.0 / 7200.0,
+                fill: 132.0 / 7200.0,
                 least: 800.0 / 4.0,
-                launch: Self::LAUNCH / 2.0,
+                launch: 2000.0,
             },
-            // 304 CUs, 2.1 GHz, 5.3 TB/s.
+            // 304 CUs, 2.1 GHz; of 6 TB/s 4.1 are reached.
             _ => Self {
                 stage: 1.0 / (32.0 * 2.1),
-                byte: 0.057,
+                byte: 304.0 / 4070.0,
+                alone: 1.7,
                 near: 1.0 / (64.0 * 2.1),
-                to_lds: 0.0,
-                least: Self::CLOCKS,
+                fill: 1.0 / 38.0,
+                least: 0.0,
                 launch: Self::LAUNCH,
             },
         }
     }
 }
 
-/// How much more than its share of the bandwidth a CU can use while others have nothing to read.
-const ALONE: f64 = 1.5;
 /// Split-K slices to choose from.
 const SPLITS: [usize; 10] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
-/// Bytes of a row that a stage holds: `Tile::kBytes`.
+/// Bytes of a row that a stage holds where it is not a line: `Tile::kBytes`.
 pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
@@ -140,7 +141,7 @@ impl GemmTile {
         Self::T128x256,
     ];
 
-    /// On AMD targets, costs are the longest of the CU's pipes per GEMM (matrix, LDS), counted on the emulator. On sm_90, blocks
+    /// On AMD targets, costs are the longer of the CU's pipes for matrices and LDS, counted on the emulator. On sm_90, blocks
     /// are those that registers have room for; of tiles through LDS, 128 x 128 was measured on an H200 (426 TFLOP/s of 4096^3),
     /// 64 x 64 is assumed, and the larger ones spill registers, so that they are never chosen.
     const fn info(self) -> TileInfo {
@@ -154,10 +155,11 @@ impl GemmTile {
             TileInfo { warpgroups: cost(warpgroups), ..info }
         }
         match self {
-            Self::T256x256 => of([256, 256], (1, 1.0), (1, 4.0)),
+            // Alone on a CU: nothing runs beside its barriers.
+            Self::T256x256 => of([256, 256], (1, 1.5), (1, 4.0)),
             Self::T128x256 => by_warpgroups(of([128, 256], (1, 1.1), (1, 4.0)), (1, 0.75)),
-            Self::T128x128 => by_warpgroups(of([128, 128], (2, 1.1), (2, 1.1)), (2, 1.0)),
-            Self::T64x64 => by_warpgroups(of([64, 64], (4, 1.6), (4, 1.3)), (2, 1.2)),
+            Self::T128x128 => by_warpgroups(of([128, 128], (2, 1.0), (2, 1.1)), (2, 1.0)),
+            Self::T64x64 => by_warpgroups(of([64, 64], (3, 1.6), (4, 1.3)), (2, 1.2)),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
             Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
@@ -212,6 +214,8 @@ impl GemmTile {
             Self::S16x16 | Self::S16x32 => self.waves(arch) * longest,
             Self::S16x16Twice => self.waves(arch) * 128,
             Self::S32x32 | Self::S64x32 => self.waves(arch) * longest / 2,
+            // `kLineBytes` in `hip/include/gemm/args.h`: a slice that began within a line would fill it twice.
+            _ if arch.is_amd() && !matches!(self, Self::Elements) => 2 * STAGE_BYTES,
             _ => STAGE_BYTES,
         }
     }
@@ -255,7 +259,7 @@ impl GemmTile {
 /// Tile, split-K and rasterization of a GEMM.
 ///
 /// By default it follows from the sizes and the device. Up to 64 rows, the tile is the one with the fewest rows that hold them
-/// all (on sm_90, from 17 rows on, possibly 64 x 64; up to 16 rows the narrowest, with twice the waves where blocks are few).
+/// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few).
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
 /// and memory, plus what split-K adds, a launch and the traffic of partial sums. K is split into the fewest slices within a tenth
 /// of the shortest time. Without a workspace it is not split.
@@ -335,8 +339,13 @@ impl Job<'_> {
         // Blocks on a CU share what it has.
         let arch = self.info.arch;
         let per_cu = tile.info().on(arch, self.precision).per_cu;
-        let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1) as f64;
-        let resident = blocks.div_ceil(cus).min(per_cu).max(1) as f64;
+        let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1);
+        let resident = blocks.div_ceil(cus).min(per_cu).max(1);
+        // The last round may be of fewer blocks.
+        let before = (rounds - 1).saturating_mul(cus.saturating_mul(per_cu));
+        let last = if arch.is_amd() { (blocks - before.min(blocks)).div_ceil(cus).max(1) } else { resident };
+        let rounds = (rounds - 1) as f64 + last as f64 / resident as f64;
+        let resident = resident as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
         let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
         let (mut memory, mut split) = (0.0, rates.launch);
@@ -353,17 +362,23 @@ impl Job<'_> {
             // Weights come from memory, activations from L2. Through LDS, tiles of the same weights run together, and both come
             // from L2.
             let (of_w, of_x) = (t.n as f64 * weight, m.min(t.m) as f64);
-            let row = if tile.skinny() {
-                of_w * rates.byte / ALONE + of_x * rates.near
-            } else {
-                (of_w + of_x) * rates.to_lds
+            let (filled, streamed) =
+                ((of_w + of_x) * rates.fill, of_w * rates.byte / rates.alone + of_x * rates.near);
+            let row = match tile.skinny() {
+                true if arch.is_amd() => filled.max(streamed),
+                true => streamed,
+                false => filled,
             };
             loads.add(part, resident * stages * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
             // Partial sums are 4 bytes, written once and read once.
             split += 8.0 * splits as f64 * m as f64 * n as f64 * share;
         }
-        let busiest = matrix.time(rounds).max(loads.time(rounds)).max(memory);
+        let (matrix, loads) = (matrix.time(rounds), loads.time(rounds));
+        // A wave per SIMD loads and multiplies in turn; others do one while it does the other. Skinny tiles multiply from registers.
+        let waves = resident * tile.waves(arch) as f64 / 4.0;
+        let alone = if arch.is_amd() && !tile.skinny() { matrix.min(loads) / waves } else { 0.0 };
+        let busiest = (matrix.max(loads) + alone).max(memory);
         busiest + if splits > 1 { split } else { 0.0 }
     }
 
@@ -386,44 +401,53 @@ impl Job<'_> {
     }
 
     /// Whether a tile serves these rows, and not only if options ask for it.
-    fn considers(&self, tile: GemmTile) -> bool {
-        let asked_for = tile == GemmTile::T128x256 && self.info.arch != Arch::Sm90a;
+    fn considers(&self, tile: GemmTile, eligible: &Eligible) -> bool {
+        let family = eligible.family;
+        let asked_for = match tile {
+            GemmTile::T128x256 => self.info.arch != Arch::Sm90a,
+            // Not measured on NVIDIA GPUs.
+            GemmTile::T128x128 => {
+                !self.info.arch.is_amd() && family.scales == ScaleKind::Block && family.a == family.w
+            }
+            _ => false,
+        };
         !asked_for && (tile != GemmTile::Elements) == self.vectorized
     }
 
     /// Each tile that is considered, with its split-K and modelled nanoseconds.
     #[cfg(feature = "registry")]
     pub fn candidates(&self, eligible: &Eligible) -> Vec<(GemmConfig, f64)> {
-        let fits =
-            |tile: &GemmTile| self.considers(*tile) && (!tile.skinny() || self.sizes[1] <= tile.info().m);
+        let fits = |tile: &GemmTile| {
+            self.considers(*tile, eligible) && (!tile.skinny() || self.sizes[1] <= tile.info().m)
+        };
         eligible.tiles().filter(fits).map(|tile| self.fastest(tile)).collect()
     }
 
     /// The choice among the tiles that have a kernel.
     pub fn choose(&self, eligible: &Eligible) -> GemmConfig {
         let serves = |tile: GemmTile| eligible.serves(tile);
-        // The fewest rows that hold all. On sm_90 narrow tiles, each of which reads all rows, can exceed the bandwidth of L2; of
-        // those of 16 rows the narrowest was the fastest on an H200, where blocks are few with twice as many waves.
+        // The fewest rows that hold all. Narrow tiles, each of which reads all rows, can exceed what a CU loads, or the bandwidth of
+        // L2; of those of 16 rows the narrowest was the fastest on an H200, where blocks are few with twice as many waves.
         let amd = self.info.arch.is_amd();
         let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
         let few = blocks <= 2 * self.info.compute_units as usize
             && matches!(self.precision, Precision::Bf16 | Precision::F16);
         let skinny: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
-            33.. if amd => &[GemmTile::S64x32],
+            33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
-            17.. if amd => &[GemmTile::S32x32],
+            17.. if amd => &[GemmTile::S32x32, GemmTile::T64x64],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
             _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
             _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
-            _ => &[GemmTile::S16x16, GemmTile::S16x32],
+            _ => &[GemmTile::S16x32, GemmTile::S16x16],
         };
         let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
             let times =
                 tiles.iter().filter(|&&tile| serves(tile) && fits(tile)).map(|&tile| self.fastest(tile));
             times.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
         };
-        let through_lds = |tile: GemmTile| !tile.skinny() && self.considers(tile);
+        let through_lds = |tile: GemmTile| !tile.skinny() && self.considers(tile, eligible);
         fastest(skinny, &|_| self.vectorized)
             .or_else(|| fastest(&GemmTile::ALL, &through_lds))
             .unwrap_or(GemmConfig { tile: GemmTile::Elements, splits: 1, group: 1 })
@@ -452,7 +476,7 @@ impl GemmConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::{Family, ScaleKind, Variant};
+    use super::super::table::{Family, Variant};
     use super::*;
     use hk_core::{DType, Device};
 

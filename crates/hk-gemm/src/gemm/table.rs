@@ -254,6 +254,7 @@ macro_rules! bytes {
             ),
             family!($t, $t, Block, Variant::Plain, $precision, BlockParams [
                     T256x128: ["gemm_", $n, "_block_256x128"];
+                    T128x128: ["gemm_", $n, "_block_128x128"];
                     T64x64: ["gemm_", $n, "_block_64x64"];
                     Elements: ["gemm_", $n, "_block_64x64_scalar"];
                     S16x16: ["gemm_", $n, "_block_16x16"];

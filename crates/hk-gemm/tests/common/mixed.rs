@@ -406,7 +406,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
         let large: &[GemmTile] = match (X::KIND, self.group, self.prequant) {
             _ if self.mxfp8 => &[T256x128],
             (Kind::Halves, ..) | (Kind::Codes, None, _) => &[T256x256, T128x128, S16x16],
-            (Kind::Codes, ..) | (Kind::HalfByCode, _, true) => &[T256x128, S16x16],
+            (Kind::Codes, ..) | (Kind::HalfByCode, _, true) => &[T256x128, T128x128, S16x16],
             (Kind::HalfByFp4, _, true) | (Kind::Fp4, ..) => &[T256x128],
             _ => &[T128x128],
         };

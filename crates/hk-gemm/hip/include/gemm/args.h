@@ -20,6 +20,9 @@ using hk::u64;
 using hk::u8;
 using hk::Vec;
 
+/// Bytes that L1 fills at a time. sm_90 fills sectors of 32 bytes of its lines.
+inline constexpr u32 kLineBytes = hk::kXcds > 1 ? 128 : 32;
+
 /// An operand: rows along K.
 struct Operand {
     u64 data;

@@ -4,6 +4,7 @@
 #include <gemm/epilogue/epilogue.h>
 #include <gemm/epilogue/staged_acc.h>
 #include <gemm/launch_site.h>
+#include <gemm/line_pipeline.h>
 #include <gemm/tile_coord.h>
 
 #include <hk/mma.h>
@@ -12,35 +13,57 @@
 #include <hk/wave_tile.h>
 
 namespace gemm {
-/// A block tile and its LDS pipeline. Loads straight to LDS have a ring of `kStages` stages, of which at least `kDirectStep` are
-/// multiplied per step.
-template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, int kDirectStep = 1>
+namespace detail {
+template <bool kLines, class A, class W, class Scales, int kStages, int kStep>
+struct TilePipeline {
+    using Type = hk::Pipeline<A, W, Scales, kStages, kStep>;
+};
+template <class A, class W, class Scales, int kStages, int kStep>
+struct TilePipeline<true, A, W, Scales, kStages, kStep> {
+    using Type = LinePipeline<A, W, Scales>;
+};
+}  // namespace detail
+
+/// A block tile and its LDS pipeline: stages of a line of each row, or of 64 bytes. Of the latter, loads straight to LDS have a ring of
+/// `kStages`, of which at least `kDirectStep` are multiplied per step.
+template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, int kDirectStep = 1,
+          bool kLines_ = kLineBytes == 128 && kAccess == Access::Vectorized>
 struct Tile {
+    static constexpr bool kLines = kLines_;
     using Mma = hk::FragMma<E>;
     static constexpr int kM = kM_, kN = kN_;
     static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
-    static constexpr int kBytes = 64;
+    static constexpr int kBytes = kLines ? kLineBytes : 64;
     /// Rows of a wave's tile.
     static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
     /// Stages per step: two if an MFMA spans more columns than a stage.
     static constexpr bool kDirectToLds = hk::kHasWideDma && kAccess == Access::Vectorized;
-    static constexpr int kStep = hk::kFragBytes * Mma::kFrags > kBytes ? 2 : kDirectToLds ? kDirectStep : 1;
+    static constexpr int kStep = hk::kFragBytes * Mma::kFrags > kBytes ? 2 : kDirectToLds && !kLines ? kDirectStep : 1;
     /// Ping-pong where the block has two waves per SIMD and the ring prefetches far enough. Waves of different blocks alternate
     /// without it.
-    static constexpr bool kPingPong =
-        hk::kHasPingPong && kThreads == 2 * hk::kSimdsPerCu * hk::kWaveSize && (!kDirectToLds || kStages >= 3 * kStep);
+    static constexpr bool kPingPong = !kLines && hk::kHasPingPong && kThreads == 2 * hk::kSimdsPerCu * hk::kWaveSize &&
+                                      (!kDirectToLds || kStages >= 3 * kStep);
 
     template <int kRows>
     using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Mma::kBytes>;
     using A = Mover<kM>;
     using W = Mover<kN>;
     template <class Scales>
-    using Pipeline = hk::Pipeline<A, W, Scales, kStages, kStep>;
+    using Pipeline = typename detail::TilePipeline<kLines, A, W, Scales, kStages, kStep>::Type;
 
     /// First row of the wave's tile in the block tile.
     HK_FN static u32 wave_m() { return hk::wave_id() / kWavesN * kWaveM; }
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
+
+/// The loader of packed scales of a block tile: of `kARows` rows of a and all of w, 4 bytes for `kWordBytes` bytes of a row.
+template <class T, int kARows, u32 kWordBytes>
+using PackedScaleMover = __remove_pointer(decltype([] {
+    if constexpr (requires { requires T::kLines; })
+        return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes> *)nullptr;
+    else
+        return (hk::ScaleMover<kARows, T::kN, T::kThreads> *)nullptr;
+}()));
 
 /// A wave's fragments of the current step, read from LDS on use.
 template <class T, class Step>

@@ -128,9 +128,9 @@ enum class OperandLayout {
 };
 
 template <class E, int kM, int kN, int kWavesM, int kWavesN, OperandLayout kX_, OperandLayout kW_>
-struct GroupedTile : Tile<E, Access::Vectorized, kM, kN, kWavesM, kWavesN, 5> {
+struct GroupedTile : Tile<E, Access::Vectorized, kM, kN, kWavesM, kWavesN, 5, 1, false> {
     using Element = E;
-    using Base = Tile<E, Access::Vectorized, kM, kN, kWavesM, kWavesN, 5>;
+    using Base = Tile<E, Access::Vectorized, kM, kN, kWavesM, kWavesN, 5, 1, false>;
     static constexpr OperandLayout kA = kX_, kW = kW_;
     static constexpr int kStep = 1;
     static constexpr bool kPingPong = Base::kPingPong && kA == OperandLayout::Rows && kW == OperandLayout::Rows;

@@ -47,22 +47,27 @@ class BlockRows {
 
     HK_FN void load(hk::PerRow<Raw> (&blocks)[kTiles][kCount], u32 from) const {
         const u32 bytes = u32(u64(from) * kBits / kABits);
+        // Blocks of one line follow each other, so that it is filled once.
+        constexpr u32 kOfLine = kCount % 2 == 0 && 2 * kBytes <= kLineBytes ? 2 : 1;
 #pragma unroll
-        for (u32 b = 0; b < kCount; ++b) {
+        for (u32 first = 0; first < kCount; first += kOfLine) {
 #pragma unroll
-            for (u32 c = 0; c < Raw::kChunks; ++c) {
-                // Past the row's end the sign bit moves the offset beyond the window: zeros are read.
-                const u32 at = bytes + b * kBytes + c * Raw::kStep;
-                const u32 past = (end_ - 1u - (at + lane_byte())) & hk::Window::kOutOfBounds;
+            for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-                for (int i = 0; i < kTiles; ++i) {
+                for (u32 b = first; b < first + kOfLine; ++b) {
 #pragma unroll
-                    for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-                        auto &chunk = blocks[i][b].row[r].chunk[c];
-                        if constexpr (kStreamed)
-                            chunk = window_.load_streaming(offset_[i][r] | past, at << chunk_shift_);
-                        else
-                            chunk = window_.template load<Vec<u32, 4>>(offset_[i][r] | past, at << chunk_shift_);
+                    for (u32 c = 0; c < Raw::kChunks; ++c) {
+                        // Past the row's end the sign bit moves the offset beyond the window: zeros are read.
+                        const u32 at = bytes + b * kBytes + c * Raw::kStep;
+                        const u32 past = (end_ - 1u - (at + lane_byte())) & hk::Window::kOutOfBounds;
+#pragma unroll
+                        for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
+                            auto &chunk = blocks[i][b].row[r].chunk[c];
+                            if constexpr (kStreamed)
+                                chunk = window_.load_streaming(offset_[i][r] | past, at << chunk_shift_);
+                            else
+                                chunk = window_.template load<Vec<u32, 4>>(offset_[i][r] | past, at << chunk_shift_);
+                        }
                     }
                 }
             }

@@ -109,7 +109,7 @@ HK_FN u32 scales_end(const KRange &range) {
 
 /// The loader of both operands' scales.
 template <class T>
-using BlockScales = hk::ScaleMover<T::kM, T::kN, T::kThreads>;
+using BlockScales = PackedScaleMover<T, T::kM, 128>;
 
 template <class T, class Site = SingleSite>
 HK_FN void blockscale_gemm(const BlockParams &p, const Site &site = {}) {

@@ -72,8 +72,8 @@ struct SingleFragMma {
 
 /// A block tile of 64 x 64 as `Tile` in gemm/gemm.h, for int8 and fp8.
 template <class E, Access kAccess>
-struct GroupTile : Tile<E, kAccess, 64, 64, 2, 2, 5> {
-    using Base = Tile<E, kAccess, 64, 64, 2, 2, 5>;
+struct GroupTile : Tile<E, kAccess, 64, 64, 2, 2, 5, 1, false> {
+    using Base = Tile<E, kAccess, 64, 64, 2, 2, 5, 1, false>;
     using Mma = SingleFragMma<E>;
     static constexpr int kStep = 1;
     static constexpr bool kShort = true;

@@ -77,13 +77,45 @@ class MxScaleMover {
     HK_FN void copy(u32, Tile &) const {}
 };
 
+/// Scales of a stage of 256 columns: those of either half, of `kBytes` bytes of a row.
+template <class Scales, u32 kBytes>
+class TwoScales {
+    Scales scales_;
+
+  public:
+    static constexpr int kParts = 2 * Scales::kParts;
+    static constexpr bool kDirectToLds = Scales::kDirectToLds;
+    struct Tile {
+        typename Scales::Tile half[2];
+    };
+    struct PackedScales {
+        typename Scales::PackedScales half[2];
+    };
+
+    template <class... Args>
+    HK_FN explicit TwoScales(const Args &...args) : scales_(args...) {}
+
+    HK_FN PackedScales load(u32 from) const { return {scales_.load(from), scales_.load(from + kBytes)}; }
+    HK_FN static void store(const PackedScales &packed, Tile &tile) {
+        Scales::store(packed.half[0], tile.half[0]);
+        Scales::store(packed.half[1], tile.half[1]);
+    }
+    HK_FN void copy(u32 from, Tile &tile) const {
+        scales_.copy(from, tile.half[0]);
+        scales_.copy(from + kBytes, tile.half[1]);
+    }
+};
+
 /// The loader of scales. A byte of a has 128 / kBytes columns.
 template <class T>
 using MxScales = __remove_pointer(decltype([] {
+    using Bytes = MxScaleMover<T::kARows, T::kN, T::kThreads, 128 / T::Operand::kBytes>;
     if constexpr (T::kPackedScales)
-        return (hk::ScaleMover<T::kARows, T::kN, T::kThreads> *)nullptr;
+        return (PackedScaleMover<T, T::kARows, T::Operand::kBytes> *)nullptr;
+    else if constexpr (T::A::kStageBytes > T::Operand::kBytes)
+        return (TwoScales<Bytes, T::Operand::kBytes> *)nullptr;
     else
-        return (MxScaleMover<T::kARows, T::kN, T::kThreads, 128 / T::Operand::kBytes> *)nullptr;
+        return (Bytes *)nullptr;
 }()));
 
 template <class T, template <class> class Accum, class Site = SingleSite>

@@ -56,10 +56,14 @@ struct MxTile {
     static constexpr int kARows = Operand::kHasScales ? kM : 0;  // rows with scales
     static constexpr bool kPackedScales = kPackedScales_;
 
-    using A = hk::Mover<hk::SharedTile<kM, Operand::kBytes>, kThreads, kAccess, 1>;
-    using W = hk::Mover<hk::SharedTile<kN, 64>, kThreads, kAccess, 1>;
+    /// Stages of 256 columns, a line of each row. Rows of fp8 are a line of 128 columns.
+    static constexpr bool kLines = kLineBytes == 128 && kAccess == Access::Vectorized && Operand::kBytes == 64;
+    static constexpr int kBytes = kLines ? 128 : 64;
+
+    using A = hk::Mover<hk::SharedTile<kM, kLines ? kBytes : Operand::kBytes>, kThreads, kAccess, 1>;
+    using W = hk::Mover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, 1>;
     template <class Scales>
-    using Pipeline = hk::Pipeline<A, W, Scales, kStages, 1>;
+    using Pipeline = typename detail::TilePipeline<kLines, A, W, Scales, kStages, 1>::Type;
 
     HK_FN static u32 wave_m() { return hk::wave_id() / kWavesN * kWaveM; }
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
@@ -80,11 +84,17 @@ struct MxAcc {
 
     template <int>
     HK_FN void multiply(const auto &step) {
-        constexpr int kOfStage = 64 / hk::kFragBytes;
+        constexpr int kOfScale = 64 / hk::kFragBytes;  // fragments of 128 columns
 #pragma unroll
-        for (int k = 0; k < kOfStage; ++k) {
+        for (int k = 0; k < T::kBytes / hk::kFragBytes; ++k) {
+            const auto &scales = [&]() -> const auto & {
+                if constexpr (requires { step.scales[0]->half; })
+                    return step.scales[0]->half[k / kOfScale];
+                else
+                    return step.scales[0][k / kOfScale];
+            }();
             // A lane has one block of its row.
-            const u32 lane = hk::lane_id(), shift = 8 * (k * hk::kLaneGroups<16> + hk::group_of_lane(lane));
+            const u32 lane = hk::lane_id(), shift = 8 * (k % kOfScale * hk::kLaneGroups<16> + hk::group_of_lane(lane));
             const auto quants = [&](u32 row, auto word) {
                 return hk::per_row([&](u32 i) { return word(row + hk::row_of_lane(lane, i)) >> shift & 0xffu; });
             };
@@ -92,14 +102,14 @@ struct MxAcc {
 #pragma unroll
             for (int n = 0; n < kN; ++n) {
                 const u32 row = T::wave_n() + 16 * n;
-                const auto scale = quants(row, [&](u32 r) { return *step.scales[0]->w(r); });
+                const auto scale = quants(row, [&](u32 r) { return *scales.w(r); });
                 w[n] = MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
             }
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
                 const u32 row = T::wave_m() + 16 * m;
                 hk::PerRow<u32> scale = {};
-                if constexpr (T::Operand::kHasScales) scale = quants(row, [&](u32 r) { return step.scales[0]->a(r); });
+                if constexpr (T::Operand::kHasScales) scale = quants(row, [&](u32 r) { return scales.a(r); });
                 const auto a = T::Operand::load(*step.a[0], row, k, scale);
 #pragma unroll
                 for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(w[n], a, acc[m][n]);

@@ -4,10 +4,11 @@
 #include <gemm/operands/mx.h>
 
 namespace gemm {
-/// A block tile as `Tile` in gemm/gemm.h. A stage is 64 columns; loads straight to LDS multiply the two stages of a packed scale
-/// per step.
+/// A block tile as `Tile` in gemm/gemm.h. Stages are 64 columns where loads take registers; loads straight to LDS multiply the two
+/// stages of a packed scale per step.
 template <Access kAccess, int kM, int kN, int kWavesM, int kWavesN, bool kPackedScales_>
-struct MxFp8Tile : Tile<hk::Fp8, kAccess, kM, kN, kWavesM, kWavesN, 5, 2> {
+struct MxFp8Tile : Tile<hk::Fp8, kAccess, kM, kN, kWavesM, kWavesN, 5, 2,
+                        kLineBytes == 128 && hk::kHasWideDma && kAccess == Access::Vectorized && kPackedScales_> {
     struct Operand {
         static constexpr int kBytes = 128;  // of 128 columns
     };

@@ -37,21 +37,26 @@ class FragmentRows {
     }
 
     HK_FN Frags load(u32 from) const {
+        // Fragments of one line follow each other, so that it is filled once.
+        constexpr u32 kOfLine = kUnroll > 1 && kLineBytes > hk::kFragBytes ? kLineBytes / hk::kFragBytes : 1;
         Frags frags;
 #pragma unroll
-        for (u32 u = 0; u < kUnroll; ++u) {
-            // Past the row's end the sign bit moves the offset beyond the window: zeros are read.
-            const u32 at = from + u * hk::kFragBytes;
-            const u32 past = (end_ - 1u - (at + lane_byte())) & hk::Window::kOutOfBounds;
+        for (u32 first = 0; first < kUnroll; first += kOfLine) {
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
-                const auto chunk = [&](u32 r) {
-                    if constexpr (kStreamed)
-                        return window_.load_streaming(offset_[i][r] | past, at << chunk_shift_);
-                    else
-                        return window_.template load<Vec<u32, 4>>(offset_[i][r] | past, at << chunk_shift_);
-                };
-                frags.frag[i][u] = hk::joined(hk::per_row(chunk));
+#pragma unroll
+                for (u32 u = first; u < first + kOfLine; ++u) {
+                    // Past the row's end the sign bit moves the offset beyond the window: zeros are read.
+                    const u32 at = from + u * hk::kFragBytes;
+                    const u32 past = (end_ - 1u - (at + lane_byte())) & hk::Window::kOutOfBounds;
+                    const auto chunk = [&](u32 r) {
+                        if constexpr (kStreamed)
+                            return window_.load_streaming(offset_[i][r] | past, at << chunk_shift_);
+                        else
+                            return window_.template load<Vec<u32, 4>>(offset_[i][r] | past, at << chunk_shift_);
+                    };
+                    frags.frag[i][u] = hk::joined(hk::per_row(chunk));
+                }
             }
         }
         return frags;
