@@ -118,7 +118,7 @@ fn graphs_of_the_library() {
 }
 
 fn peers(streams: &[Stream]) -> Ranks {
-    let options = P2pOptions { buffer_bytes: 1 << 20, blocks: Some(8), ..Default::default() };
+    let options = P2pOptions { buffer_bytes: 1 << 20, blocks: Some(8), timeout: PATIENCE, checked: false };
     Ranks { comms: P2pComm::new(streams, &options).unwrap() }
 }
 
@@ -167,7 +167,7 @@ fn processes_have_the_bits_of_threads() {
     };
     let threads = || peers(&streams[..world]).each(|_, comm, _| results(comm)).concat();
     let want = own.all_gather(&if rank == 0 { threads() } else { vec![] }).unwrap().swap_remove(0);
-    let options = P2pOptions { buffer_bytes: 4096, blocks: Some(8), ..Default::default() };
+    let options = P2pOptions { buffer_bytes: 4096, blocks: Some(8), timeout: PATIENCE, checked: false };
     let joined = P2pComm::join(&streams[rank], world, rank, &options, move |bytes| own.all_gather(bytes));
     let mut comm = joined.unwrap();
     for _ in 0..2 {

@@ -18,9 +18,9 @@ type Outcome = [Vec<u8>; 4];
 
 const EPS: f32 = 1e-5;
 
-/// The rows of a call and those of all ranks.
 #[derive(Clone, Copy)]
 struct Shape {
+    /// Of a rank.
     rows: usize,
     cols: usize,
     /// Columns of x.
@@ -63,8 +63,8 @@ impl<'s, Q: Quantized> Call<'s, Q> {
     }
 }
 
-/// All forms, on a device for each rank: rows `rows` of each rank. `exact`: the sums of squares are the same in every order, and so are those of
-/// hk-quant.
+/// All forms, on a device for each rank, each of which has `rows` rows in the end. `exact`: sums of squares are the same in every order, so the bits
+/// are those of hk-quant.
 pub fn forms<Q: Quantized>(
     streams: &[Stream],
     [rows, cols, width]: [usize; 3],

@@ -138,11 +138,7 @@ impl RcclComm {
         }
         match quantized {
             None => {}
-            Some(QuantizedRows::PerToken { q, scale }) => {
-                group.all_gather(self, q.alias().slice(0, own.clone())?, q)?;
-                group.all_gather(self, scale.alias().slice(0, own)?, scale)?;
-            }
-            Some(QuantizedRows::Groups { q, scale, .. }) => {
+            Some(QuantizedRows::PerToken { q, scale } | QuantizedRows::Groups { q, scale, .. }) => {
                 group.all_gather(self, q.alias().slice(0, own.clone())?, q)?;
                 group.all_gather(self, scale.alias().slice(0, own)?, scale)?;
             }
