@@ -179,7 +179,7 @@ fn fused<Q: hk_core::quant::Quantized>(c: &mut Criterion, ranks: &mut Ranks) {
                             let residual = residual.view_mut(rows_of)?;
                             let (q, scale) = (q.view_mut(rows_of)?, scale.view_mut([rows, cols / 128])?);
                             if one_launch {
-                                let groups = QuantizedRows::Groups { q, scale, size: GroupSize::G128 };
+                                let groups = QuantizedRows::Groups { q, scale, group: 128 };
                                 let (out, quantized) = if fp8 {
                                     (None, Some(groups))
                                 } else {

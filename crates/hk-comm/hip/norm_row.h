@@ -3,12 +3,12 @@
 //   y = z * rsqrt(mean_c z^2 + eps) * (weight + weight_offset), of the unrounded z
 //   out = round_T(y), optional; and at most one of
 //   PerToken  s[m] = max_c |y| / fp8_max, 1 for zeros           q = fp8(y * (1 / s))   scale [rows]
-//   Groups    s[m, j] = max(max |y|, 1e-10) / fp8_max of group j of 32, 64 or 128 columns   scale [rows, groups]
+//   Groups    s[m, j] = max(max |y|, 1e-10) / fp8_max of group j of 8, 16, .. 512 columns   scale [rows, groups]
 //   Mxfp4     s = 2^(b - 127), b of hk::BlockRule of a block of 32 columns; q = fp4(y / s)   scale [rows, blocks] e8m0
 // Rules and conversions are those of hk/quant.h, as in hk-quant: for the same y the same bytes. Maxima of fp8 are over finite values.
 //   x, residual, residual_out, out  [rows, cols]  T = bf16 | f16   contiguous, on 16 bytes, rows of whole 16-byte packets
 //   weight [cols] T;  q [rows, cols] fp8 of the target, or [rows, cols / 2] bytes of two fp4;  scale: any strides
-// A block holds a row: thread t has packets t, t + kThreads, .., at most kHeld of them, so the lanes of a group are neighbours.
+// A block holds a row: thread t has packets t, t + kThreads, .., at most kHeld of them, so the lanes of a group are neighbours in a wave.
 #pragma once
 
 #include <hk/entry.h>
@@ -32,7 +32,7 @@ struct NormParams {
     u64 q, scale;
     hk::i64 scale_row, scale_group;  // strides in elements
     Quantized quantized;
-    u32 group;  // columns of a group
+    u32 group_shift;  // log2 of the lanes of a group
     hk::BlockRule rule;  // of the scales of Mxfp4
     hk::RmsScalars norm;
     u32 rows;
@@ -66,6 +66,19 @@ HK_FN void for_held_by_block(u32 packets, F f) {
     }
 }
 
+/// The largest over each aligned group of `lanes` lanes, a power of two within the wave and the same for all. All lanes take part.
+template <u32 kLanes = 1>
+HK_FN u32 max_over_lanes(u32 top, u32 lanes) {
+    if constexpr (kLanes < hk::kWaveSize) {
+        if (lanes > kLanes) {
+            // Groups of kLanes lanes agree: the mirrored lane does as well as the one that differs in a bit, at less cost.
+            top = hk::MaxBits{}(top, hk::shuffle_xor<2 * kLanes - 1>(top));
+            top = max_over_lanes<2 * kLanes>(top, lanes);
+        }
+    }
+    return top;
+}
+
 template <class T>
 HK_FN void quantize_row(const NormParams &params, u32 row, Reducer &reducer, const HeldRow<T> &y) {
     const NormParams &p = hk::reload_params(params);
@@ -85,16 +98,15 @@ HK_FN void quantize_row(const NormParams &params, u32 row, Reducer &reducer, con
         const float inverse = 1.0f / scale;
         for_held(p.packets, [&](int k, u32 column) { fp8[column] = hk::quantize_packed<kFp8, kLen>(y[k] * inverse); });
     } else if (p.quantized == Quantized::Groups) {
-        const u32 lanes = p.group / kLen;
+        const u32 lanes = 1u << p.group_shift;
         for_held_by_block(p.packets, [&](int k, u32 column) {
             hk::FiniteMax max;
             max.add(y[k]);
-            u32 top = hk::group_reduce<32 / kLen>(max.top, hk::MaxBits{});
-            if (p.group >= 64) top = hk::MaxBits{}(top, hk::shuffle_xor<32 / kLen>(top));
-            if (p.group >= 128) top = hk::MaxBits{}(top, hk::shuffle_xor<64 / kLen>(top));
+            const u32 top = max_over_lanes(max.top, lanes);
             if (column >= p.packets) return;
             const float scale = hk::group_scale(hk::FiniteMax::value(top), kMax);
-            if (column % lanes == 0) reinterpret_cast<GlobalPtr<float>>(p.scale)[scale_at(column / lanes)] = scale;
+            if (column % lanes == 0)
+                reinterpret_cast<GlobalPtr<float>>(p.scale)[scale_at(column >> p.group_shift)] = scale;
             fp8[column] = hk::quantize_packed<kFp8, kLen>(y[k] * (1.0f / scale));
         });
     } else {

@@ -35,8 +35,8 @@ static KERNELS: [[KernelRef<NormParams>; 4]; 4] =
 /// # Errors
 /// Nothing is queued if there is one. [`Shape`](hk_core::Error::Shape), [`Stride`](hk_core::Error::Stride), [`Align`](hk_core::Error::Align), [`DType`](hk_core::Error::DType):
 /// a tensor breaks the table. [`Empty`](hk_core::Error::Empty): no columns. [`Unsupported`](hk_core::Error::Unsupported): columns that are no
-/// multiple of 8, or more than 16384. [`Argument`](hk_core::Error::Argument): `eps` or `weight_offset` out of its domain, the mode `DivFloor`, no
-/// output, another stream than the communicator's. [`Overlap`](hk_core::Error::Overlap): an output shares memory with another tensor.
+/// multiple of 8, or more than 16384. [`Argument`](hk_core::Error::Argument): `eps` or `weight_offset` out of its domain, a group that is not of the
+/// sizes of [`QuantizedRows`](crate::QuantizedRows), the mode `DivFloor`, no output, another stream than the communicator's. [`Overlap`](hk_core::Error::Overlap): an output shares memory with another tensor.
 /// [`TooLarge`](hk_core::Error::TooLarge): a row is more than the communicator's buffers hold. [`Timeout`](hk_core::Error::Timeout): the
 /// communicator is aborted. [`DeviceMismatch`](hk_core::Error::DeviceMismatch), and the errors of loading and launching a kernel.
 ///
@@ -52,8 +52,9 @@ pub fn all_reduce_rmsnorm<T: Float, Q: Element>(
     algorithm: Algorithm,
 ) -> Result<()> {
     let dtype = dtype_index::<T>(OP)?;
-    let norm = Norm { op: OP, x, parts: 1, weight, outputs, options };
-    let [rows, cols] = norm.check(comm, stream, true)?;
+    let norm = Norm { op: OP, arg: "x", x, parts: 1, weight, outputs, options };
+    let [rows, cols] = norm.check(stream.device(), true)?;
+    norm.expect_buffers(comm, stream)?;
     comm.agree(OP, "x", || format!("{} [{rows}, {cols}], {options:?}, {algorithm:?}", T::DTYPE))?;
     if rows == 0 {
         return Ok(());

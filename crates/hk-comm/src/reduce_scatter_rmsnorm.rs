@@ -42,8 +42,9 @@ pub fn reduce_scatter_rmsnorm<T: Float, Q: Element>(
 ) -> Result<()> {
     let dtype = dtype_index::<T>(OP)?;
     let world = comm.world();
-    let norm = Norm { op: OP, x, parts: world, weight, outputs, options };
-    let [rows, cols] = norm.check(comm, stream, false)?;
+    let norm = Norm { op: OP, arg: "x", x, parts: world, weight, outputs, options };
+    let [rows, cols] = norm.check(stream.device(), false)?;
+    norm.expect_buffers(comm, stream)?;
     comm.agree(OP, "x", || format!("{} [{rows}, {cols}], {options:?}", T::DTYPE))?;
     if rows == 0 {
         return Ok(());

@@ -124,7 +124,7 @@ fn ranks_that_are_late() {
 fn graphs_are_replayed() {
     let mut ranks = Ranks::new(Arch::Gfx942, 2);
     let n = 1024;
-    let replays = 20;
+    let replays = 100;
     let results = ranks.each(|rank, comm, stream| {
         let x = stream.upload(&integers::<f32>(rank, n)).unwrap();
         let [mut y, mut z] = [(), ()].map(|()| stream.alloc_zeroed::<f32>(n).unwrap());

@@ -142,6 +142,9 @@ fn rows_of_models() {
         parity::<bf16, Fp8E4M3Fnuz>(Arch::Gfx942, world, rows, cols, 1, BF16);
         parity::<f16, Fp8E4M3>(Arch::Gfx950, world, rows, cols, 2, F16);
     }
+    for (world, rows, cols) in [(8, 13, 512), (4, 33, 2880), (2, 65, 128), (4, 129, 8), (2, 17, 7168)] {
+        parity::<bf16, Fp8E4M3>(Arch::Gfx950, world, rows, cols, 3, BF16);
+    }
 }
 
 /// One packet, more and fewer packets than ranks, the widest row.

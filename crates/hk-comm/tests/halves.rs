@@ -12,7 +12,7 @@ use hk_core::{Arch, Float, Fp8E4M3, Fp8E4M3Fnuz, Layout, bf16, f16};
 use proptest::prelude::*;
 
 /// Reduce-scatter gives each rank its part of the sum, and all-gather of the parts is the all-reduce.
-fn halves_are_the_whole<T: Float>(ranks: &mut Ranks, packets: usize, seed: u64) {
+pub fn halves_are_the_whole<T: Float>(ranks: &mut Ranks, packets: usize, seed: u64) {
     let world = ranks.comms.len();
     let n = packets * 16 / size_of::<T>();
     let x: Vec<Vec<T>> = (0..world as u64).map(|rank| random(8 * seed + rank, world * n)).collect();

@@ -10,7 +10,8 @@ mod layers;
 mod processes;
 mod quantized;
 mod rccl;
-#[cfg(any(feature = "hip", feature = "cuda"))]
+#[cfg(all(target_os = "linux", any(feature = "hip", feature = "cuda")))]
 mod rccl_gpu;
+mod rccl_norms;
 mod refusals;
 mod traffic;

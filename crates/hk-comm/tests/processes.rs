@@ -5,6 +5,7 @@ use hk_comm::{
     Algorithm, NormOptions, NormOutputs, P2pComm, P2pOptions, QuantizedRows, RcclComm, RcclOptions,
     Rendezvous, UniqueId, all_gather, all_reduce, all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter,
 };
+use hk_core::quant::Quantized;
 use hk_core::{Arch, Device, Error, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -16,11 +17,11 @@ const RANK: &str = "HK_COMM_TEST_RANK";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The other ranks of a test: processes that run the same test as their rank.
-struct Others(Vec<Child>);
+pub struct Others(Vec<Child>);
 
 impl Others {
     /// They succeed.
-    fn join(mut self) {
+    pub fn join(mut self) {
         for (rank, child) in std::mem::take(&mut self.0).into_iter().enumerate() {
             let output = child.wait_with_output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout);
@@ -39,7 +40,7 @@ impl Drop for Others {
 }
 
 /// This process's rank of the test `name`, which the processes of the others run as well.
-fn meet(name: &str, world: usize) -> (Others, Rendezvous, usize) {
+pub fn meet(name: &str, world: usize) -> (Others, Rendezvous, usize) {
     if let Ok(rank) = std::env::var(RANK) {
         let [address, world, rank] = *rank.split(' ').collect::<Vec<_>>() else { panic!("{rank}") };
         let (world, rank) = (world.parse().unwrap(), rank.parse().unwrap());
@@ -67,7 +68,7 @@ fn join(mut own: Rendezvous, world: usize, rank: usize, options: &P2pOptions) ->
 const SHAPE: [usize; 2] = [6, 136];
 
 /// What all collectives give on a rank, as bytes.
-fn collectives(comm: &mut P2pComm) -> Vec<Vec<u8>> {
+pub fn collectives<Q: Quantized>(comm: &mut P2pComm) -> Vec<Vec<u8>> {
     let (rank, world, stream) = (comm.rank(), comm.world(), comm.stream().clone());
     let n = 1000;
     let x = stream.upload(&random::<bf16>(rank as u64, world * n)).unwrap();
@@ -87,7 +88,7 @@ fn collectives(comm: &mut P2pComm) -> Vec<Vec<u8>> {
     let x = stream.upload(&random::<bf16>(50 + rank as u64, rows * cols)).unwrap();
     let weight = stream.upload(&random::<bf16>(70, cols)).unwrap();
     let mut residual = stream.upload(&random::<bf16>(71, rows * cols)).unwrap();
-    let mut q = stream.alloc_zeroed::<Fp8E4M3Fnuz>(rows * cols).unwrap();
+    let mut q = stream.alloc_zeroed::<Q>(rows * cols).unwrap();
     let mut scale = stream.alloc_zeroed::<f32>(rows).unwrap();
     let outputs = NormOutputs {
         residual: residual.view_mut(SHAPE).unwrap(),
@@ -112,12 +113,13 @@ fn collectives(comm: &mut P2pComm) -> Vec<Vec<u8>> {
 fn have_the_bits_of_threads(name: &str, world: usize) {
     let (others, mut own, rank) = meet(name, world);
     let options = P2pOptions { buffer_bytes: 4096, ..options() };
-    let want = Ranks::with(Arch::Gfx942, world, "", &options).each(|_, comm, _| collectives(comm));
+    let want =
+        Ranks::with(Arch::Gfx942, world, "", &options).each(|_, comm, _| collectives::<Fp8E4M3Fnuz>(comm));
     // All are done with threads, which share the cores.
     own.all_gather(&[]).unwrap();
     let mut comm = join(own, world, rank, &options).unwrap();
     for _ in 0..2 {
-        assert!(collectives(&mut comm) == want[rank], "rank {rank}");
+        assert!(collectives::<Fp8E4M3Fnuz>(&mut comm) == want[rank], "rank {rank}");
     }
     comm.leave().unwrap();
     others.join();

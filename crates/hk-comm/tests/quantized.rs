@@ -3,17 +3,17 @@
 use crate::common::quantized::{Buffers, KINDS, Kind};
 use crate::common::{Ranks, bits, random};
 use hk_comm::{Algorithm, NormOptions, NormOutputs, all_reduce_in_place, all_reduce_rmsnorm};
-use hk_core::quant::{BlockScale, GroupSize, Quantized};
+use hk_core::quant::{BlockScale, Quantized};
 use hk_core::{Arch, Fp8E4M3, Fp8E4M3Fnuz, bf16};
 use hk_quant::NormRows;
 use proptest::prelude::*;
 
 /// Integers so small that a row's sum of squares is exact in every order.
-fn small(seed: usize, n: usize) -> Vec<bf16> {
+pub fn small(seed: usize, n: usize) -> Vec<bf16> {
     (0..n).map(|i| bf16::from_f32(((i * 5 + i / 7 + i / 129 + seed * 3) % 5) as f32 - 2.0)).collect()
 }
 
-fn same_as_apart<Q: Quantized>(
+pub fn same_as_apart<Q: Quantized>(
     ranks: &mut Ranks,
     [rows, cols]: [usize; 2],
     kind: Kind,
@@ -64,7 +64,61 @@ fn same_as_apart<Q: Quantized>(
     assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "all ranks alike");
 }
 
-fn nothing(_: &mut [bf16]) {}
+pub fn nothing(_: &mut [bf16]) {}
+
+const GROUPS: [usize; 7] = [8, 16, 32, 64, 128, 256, 512];
+
+/// The scale of a group is the larger one of its halves, whose bytes it has where the scale is the same. Groups of 32, 64 and 128 columns are
+/// those of hk-quant.
+fn groups_of_every_size<Q: Quantized>(ranks: &mut Ranks, [rows, cols]: [usize; 2]) {
+    let n = rows * cols;
+    let outcomes = ranks.each(|rank, comm, stream| {
+        let x = stream.upload(&random::<bf16>(rank as u64, n)).unwrap();
+        let weight = stream.upload(&random::<bf16>(7, cols)).unwrap();
+        GROUPS.map(|group| {
+            let mut residual = stream.upload(&random::<bf16>(8, n)).unwrap();
+            let mut buffers = Buffers::<Q>::new(stream, Kind::Groups(group, false), [rows, cols]);
+            let outputs = NormOutputs {
+                residual: residual.view_mut([rows, cols]).unwrap(),
+                out: None,
+                quantized: Some(buffers.view()),
+            };
+            let (x, weight) = (x.view([rows, cols]).unwrap(), weight.view([cols]).unwrap());
+            let options = NormOptions::default();
+            all_reduce_rmsnorm(comm, stream, x, weight, outputs, options, Algorithm::Auto).unwrap();
+            comm.check().unwrap();
+            let [q, scale] = buffers.read(stream);
+            let scale: Vec<f32> =
+                scale.chunks_exact(4).map(|s| f32::from_ne_bytes([s[0], s[1], s[2], s[3]])).collect();
+            (q, scale)
+        })
+    });
+    assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "all ranks alike");
+    for (pair, group) in outcomes[0].windows(2).zip(GROUPS) {
+        let [(half_q, halves), (q, scales)] = pair else { unreachable!() };
+        for row in 0..rows {
+            let halves = &halves[row * cols.div_ceil(group)..][..cols.div_ceil(group)];
+            let scales = &scales[row * halves.len().div_ceil(2)..][..halves.len().div_ceil(2)];
+            for (j, half) in halves.chunks(2).enumerate() {
+                let name = format!("group {j} of {} columns, row {row} of [{rows}, {cols}]", 2 * group);
+                assert_eq!(scales[j], half.iter().copied().fold(0.0, f32::max), "{name}");
+                for (k, scale) in half.iter().enumerate().filter(|(_, scale)| **scale == scales[j]) {
+                    let first = (2 * j + k) * group;
+                    let columns = row * cols + first..row * cols + (first + group).min(cols);
+                    assert_eq!(q[columns.clone()], half_q[columns], "{name}, of scale {scale}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_of_8_to_512_columns() {
+    for (world, shape) in [(1, [2, 8]), (2, [3, 1096]), (4, [2, 4096 + 520])] {
+        groups_of_every_size::<Fp8E4M3Fnuz>(&mut Ranks::new(Arch::Gfx942, world), shape);
+        groups_of_every_size::<Fp8E4M3>(&mut Ranks::new(Arch::Gfx950, world), shape);
+    }
+}
 
 /// Rows that end within a group, within a block of 32, after a packet; and the widest.
 #[test]
@@ -78,7 +132,7 @@ fn every_kind_is_the_composition() {
             same_as_apart::<Fp8E4M3>(&mut b, shape, kind, algorithm, nothing);
         }
     }
-    let widest = Kind::Groups(GroupSize::G128, false);
+    let widest = Kind::Groups(128, false);
     same_as_apart::<Fp8E4M3Fnuz>(
         &mut Ranks::new(Arch::Gfx942, 8),
         [1, 16384],
@@ -132,7 +186,8 @@ fn random_values_are_near() {
         })
         .collect();
     let mut ranks = Ranks::new(Arch::Gfx942, world as usize);
-    for kind in [Kind::Groups(GroupSize::G128, false), Kind::Mxfp4(BlockScale::RoundUp)] {
+    let groups = GROUPS.map(|group| Kind::Groups(group, false));
+    for kind in groups.into_iter().chain([Kind::Mxfp4(BlockScale::RoundUp)]) {
         let outcomes = ranks.each(|rank, comm, stream| {
             let x = stream.upload(&x[rank]).unwrap();
             let weight = stream.upload(&weight).unwrap();
@@ -150,7 +205,7 @@ fn random_values_are_near() {
         });
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "all ranks alike");
         let [q, scale] = &outcomes[0];
-        let group = if let Kind::Groups(size, _) = kind { size.columns() } else { 32 };
+        let group = if let Kind::Groups(group, _) = kind { group } else { 32 };
         let groups = cols.div_ceil(group);
         for (i, want) in want_rows.iter().enumerate() {
             let (row, c) = (i / cols, i % cols);

@@ -1,9 +1,15 @@
-//! `RcclComm` over the library, on the GPUs that `HK_TEST_DEVICES` names: RCCL on `hip:..`, NCCL on `cuda:..`.
+//! On the GPUs that `HK_TEST_DEVICES` names: `RcclComm` over the library (RCCL on `hip:..`, NCCL on `cuda:..`), `P2pComm` of threads and of processes.
 
-use crate::common::{bits, integers, sum};
+use crate::common::quantized::{KINDS, Kind};
+use crate::common::{Ranks, bits, integers, sum};
+use crate::halves::halves_are_the_whole;
+use crate::processes::{collectives, meet};
+use crate::quantized::{nothing, same_as_apart, small};
 use crate::rccl::{collectives_on, each};
-use hk_comm::{Group, RcclComm, RcclOptions, ReduceOp, UniqueId};
-use hk_core::{Device, Error, Stream, bf16, f16};
+use crate::rccl_norms::forms;
+use hk_comm::{Algorithm, Group, P2pComm, P2pOptions, RcclComm, RcclOptions, ReduceOp, UniqueId};
+use hk_core::quant::Quantized;
+use hk_core::{Arch, Device, Error, Fp8E4M3, Fp8E4M3Fnuz, Stream, bf16, f16};
 use std::time::{Duration, Instant};
 
 /// The GPUs of each driver, with a stream each; groups of one are too few for a test of several.
@@ -109,6 +115,67 @@ fn graphs_of_the_library() {
             assert!(bits(&y) == bits(&sum(&inputs)));
         }
     }
+}
+
+fn peers(streams: &[Stream]) -> Ranks {
+    let options = P2pOptions { buffer_bytes: 1 << 20, blocks: Some(8), timeout: PATIENCE, checked: false };
+    Ranks { comms: P2pComm::new(streams, &options).unwrap() }
+}
+
+fn norms<Q: Quantized>(streams: &[Stream]) {
+    let mut ranks = peers(streams);
+    for shape in [[3, 1096], [33, 4096]] {
+        for kind in KINDS {
+            for algorithm in [Algorithm::OneShot, Algorithm::TwoShot] {
+                same_as_apart::<Q>(&mut ranks, shape, kind, algorithm, nothing);
+            }
+        }
+    }
+    let values = |seed: u64, n: usize| small(seed as usize, n);
+    for kind in KINDS.into_iter().chain([8, 256].map(|group| Kind::Groups(group, false))) {
+        let known = !matches!(kind, Kind::Groups(8 | 256, _));
+        forms::<Q>(streams, [3, 1096, 1112], kind, values, known);
+    }
+}
+
+/// Kernels that read the memory of other GPUs, and norms over the library: as on emulated devices.
+#[test]
+fn peers_and_norms() {
+    for streams in gpus() {
+        for world in [2, 4, 8].into_iter().filter(|&world| world <= streams.len()) {
+            let streams = &streams[..world];
+            for packets in [1, 513, 10_000] {
+                halves_are_the_whole::<bf16>(&mut peers(streams), packets, 7);
+            }
+            match streams[0].device().arch() {
+                Arch::Gfx942 => norms::<Fp8E4M3Fnuz>(streams),
+                _ => norms::<Fp8E4M3>(streams),
+            }
+        }
+    }
+}
+
+/// Handles of GPUs' memory travel between processes.
+#[test]
+fn processes_have_the_bits_of_threads() {
+    let Some(streams) = gpus().into_iter().next() else { return };
+    let world = 2;
+    let (others, mut own, rank) = meet("rccl_gpu::processes_have_the_bits_of_threads", world);
+    let results = |comm: &mut P2pComm| match comm.stream().device().arch() {
+        Arch::Gfx942 => collectives::<Fp8E4M3Fnuz>(comm).concat(),
+        _ => collectives::<Fp8E4M3>(comm).concat(),
+    };
+    let threads = || peers(&streams[..world]).each(|_, comm, _| results(comm)).concat();
+    let want = own.all_gather(&if rank == 0 { threads() } else { vec![] }).unwrap().swap_remove(0);
+    let options = P2pOptions { buffer_bytes: 4096, blocks: Some(8), timeout: PATIENCE, checked: false };
+    let joined = P2pComm::join(&streams[rank], world, rank, &options, move |bytes| own.all_gather(bytes));
+    let mut comm = joined.unwrap();
+    for _ in 0..2 {
+        let got = results(&mut comm);
+        assert!(got == want[rank * got.len()..][..got.len()], "rank {rank}");
+    }
+    comm.leave().unwrap();
+    others.join();
 }
 
 /// A rank does not call: the others are told in time, and the GPUs go on.

@@ -6,7 +6,7 @@ use hk_comm::{
     all_gather_in_place, all_reduce, all_reduce_in_place, all_reduce_rmsnorm, reduce_scatter,
     reduce_scatter_dim, reduce_scatter_rmsnorm,
 };
-use hk_core::quant::{BlockScale, GroupSize};
+use hk_core::quant::BlockScale;
 use hk_core::{Arch, Device, E8M0, Error, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Layout, Result, Stream, bf16};
 
 #[track_caller]
@@ -220,16 +220,19 @@ fn quantized_rows() {
     };
     let mut q = stream.alloc_zeroed::<Fp8E4M3Fnuz>(rows * cols).unwrap();
     let mut q4 = stream.alloc_zeroed::<Fp4x2>(rows * cols / 2).unwrap();
-    let mut scales = stream.alloc_zeroed::<f32>(rows * 5).unwrap();
+    let mut scales = stream.alloc_zeroed::<f32>(rows * 21).unwrap();
     let mut e8m0 = stream.alloc_zeroed::<E8M0>(rows * 5).unwrap();
     let shape_error = |e: &Error| matches!(e, Error::Shape { .. });
-    for (size, groups) in [(GroupSize::G128, 2), (GroupSize::G64, 3), (GroupSize::G32, 5)] {
-        let mut groups_of = |groups: usize| {
-            let scale = scales.view_mut_with(Layout::contiguous([rows, groups]).unwrap(), 0).unwrap();
-            call(QuantizedRows::Groups { q: q.view_mut([rows, cols]).unwrap(), scale, size })
-        };
-        groups_of(groups).unwrap();
-        refused(groups_of(groups - 1), shape_error, &["all_reduce_rmsnorm: scale"]);
+    let mut groups_of = |group: usize, groups: usize| {
+        let scale = scales.view_mut_with(Layout::contiguous([rows, groups]).unwrap(), 0).unwrap();
+        call(QuantizedRows::Groups { q: q.view_mut([rows, cols]).unwrap(), scale, group })
+    };
+    for (group, groups) in [(512, 1), (256, 1), (128, 2), (64, 3), (32, 5), (16, 10), (8, 20)] {
+        groups_of(group, groups).unwrap();
+        refused(groups_of(group, groups + 1), shape_error, &["all_reduce_rmsnorm: scale"]);
+    }
+    for group in [0, 4, 12, 48, 1024, usize::MAX] {
+        refused(groups_of(group, 1), argument, &["all_reduce_rmsnorm: group", "a power of two, 8 to 512"]);
     }
     let mut blocks_of = |q_cols: usize, blocks: usize, mode| {
         let q = q4.view_mut_with(Layout::contiguous([rows, q_cols]).unwrap(), 0).unwrap();

@@ -6,6 +6,7 @@ mod emulated;
 mod group;
 mod id;
 mod library;
+mod norms;
 mod progress;
 mod watchdog;
 

@@ -11,16 +11,16 @@ use hk_quant::{
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     PerToken,
-    /// Scales in rows, or in columns.
-    Groups(GroupSize, bool),
+    /// Columns of a group; scales in rows, or in columns.
+    Groups(usize, bool),
     Mxfp4(BlockScale),
 }
 
 pub const KINDS: [Kind; 6] = [
     Kind::PerToken,
-    Kind::Groups(GroupSize::G128, false),
-    Kind::Groups(GroupSize::G64, true),
-    Kind::Groups(GroupSize::G32, false),
+    Kind::Groups(128, false),
+    Kind::Groups(64, true),
+    Kind::Groups(32, false),
     Kind::Mxfp4(BlockScale::Even),
     Kind::Mxfp4(BlockScale::RoundUp),
 ];
@@ -30,7 +30,7 @@ impl Kind {
     fn scales(self, cols: usize) -> usize {
         match self {
             Self::PerToken => 1,
-            Self::Groups(size, _) => cols.div_ceil(size.columns()),
+            Self::Groups(group, _) => cols.div_ceil(group),
             Self::Mxfp4(_) => cols.div_ceil(32),
         }
     }
@@ -68,10 +68,10 @@ impl<Q: Quantized> Buffers<Q> {
                 q: self.q8.view_mut([rows, cols]).unwrap(),
                 scale: self.scale.view_mut([rows]).unwrap(),
             },
-            Kind::Groups(size, by_columns) => QuantizedRows::Groups {
+            Kind::Groups(group, by_columns) => QuantizedRows::Groups {
                 q: self.q8.view_mut([rows, cols]).unwrap(),
                 scale: in_order(&mut self.scale, [rows, scales], by_columns),
-                size,
+                group,
             },
             Kind::Mxfp4(mode) => QuantizedRows::Mxfp4 {
                 q: self.q4.view_mut(half).unwrap(),
@@ -105,8 +105,13 @@ impl<Q: Quantized> Buffers<Q> {
             Kind::PerToken => {
                 Fp8Scale::PerToken { scale: self.scale.view_mut([rows]).unwrap(), smooth: None }
             }
-            Kind::Groups(size, by_columns) => Fp8Scale::Group {
-                size,
+            Kind::Groups(group, by_columns) => Fp8Scale::Group {
+                size: match group {
+                    32 => GroupSize::G32,
+                    64 => GroupSize::G64,
+                    128 => GroupSize::G128,
+                    other => panic!("hk-quant has no groups of {other}"),
+                },
                 scale: in_order(&mut self.scale, [rows, scales], by_columns),
                 rule: GroupScaleRule::Exact,
             },
