@@ -813,7 +813,7 @@ impl<'a> Arguments<'a> {
         let per_page = shape.name.contains("perblock");
         let page = shape.first(&["block_size", "page_size", "page"]).or(shape.named("blk")).unwrap_or(1024);
         let pages = n.div_ceil(page);
-        let ranges: Vec<u32> = (0..hk).map(|i| i * group | ((i + 1) * group) << 16).collect();
+        let ranges: Vec<u32> = (0..hk).map(|i| (i * group) | (((i + 1) * group) << 16)).collect();
         let (first, items, partial) = work_list(shape.grid[0], b, pages, queries, &ranges, |_| 0);
         let row = 2 * group * hk * d;
         let rows = u64::from(b * queries);

@@ -374,7 +374,6 @@ fn backward<'a, T: AttentionElement + Float>(
         vectorized: vectorized(&out) & vectorized(&dout),
         zeros: params.turns,
         zeros_count,
-        ..delta::Params::zeroed()
     };
     if numbers > u32::MAX as usize - THREADS {
         return Err(Error::too_large(op, "q", format!("{numbers} rows by heads"), u32::MAX.into()));
