@@ -243,6 +243,7 @@ HK_FN bool find_work(const P &p, u32 task, Work &work) {
             }
             if (hk::ballot(!valid) != 0) {
                 work.poison = true;
+                found = ~0u;
                 break;
             }
             const u32 upto = before + hk::wave_scan(tiles);
@@ -257,7 +258,7 @@ HK_FN bool find_work(const P &p, u32 task, Work &work) {
             }
             before = hk::last_lane(upto);
         }
-        if (work.poison) {
+        if (work.poison && found == ~0u) {
             found = 0, first_tile = 0;
             work.q_start = 0, work.q_len = s.total_q;
         }
