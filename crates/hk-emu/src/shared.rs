@@ -2,8 +2,8 @@
 
 use crate::file::FilePlace;
 
-/// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) or [`Machine::share`](crate::Machine::share) for other processes of the same host, as bytes. As long as
-/// `hipIpcMemHandle_t`.
+/// Names an allocation of [`Machine::alloc_shared`](crate::Machine::alloc_shared) or [`Machine::share`](crate::Machine::share) for other
+/// processes of the same host, as bytes. As long as `hipIpcMemHandle_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MemoryHandle([u8; Self::BYTES]);
 

@@ -125,18 +125,21 @@ pub fn fill(row: &Row, grid: [u32; 3], args: &mut Arguments<'_>) -> Result<(), S
 const QUERIES: [&str; 10] = ["seqlen_q", "sq", "s_q", "q_len", "seqlen", "seq_len", "seq", "s", "M", "N"];
 const KEYS: [&str; 6] = ["seqlen_k", "seqlen_kv", "sk", "s_k", "kv_len", "k_len"];
 
+/// And the heads of keys, and the sequences.
+const KEY_HEADS: [&str; 9] =
+    ["nhead_k", "nheads_k", "nhead_kv", "nheads_kv", "num_kv_heads", "num_heads_k", "hk", "hkv", "h_k"];
+const SEQUENCES: [&str; 5] = ["batch", "batch_size", "nbatch", "b", "bs"];
+
 /// Heads of queries and of keys, and sequences; those of the grid where `params` does not say.
 fn heads(shape: &Shape<'_>, grid_heads: u32, grid_batch: u32) -> Result<(u32, u32, u32), String> {
     let queries =
         ["nhead_q", "nheads_q", "num_heads_q", "num_q_heads", "hq", "nheads", "nhead", "num_heads", "h"];
-    let keys =
-        ["nhead_k", "nheads_k", "nhead_kv", "nheads_kv", "num_kv_heads", "num_heads_k", "hk", "hkv", "h_k"];
     let hq = shape.first(&queries).unwrap_or(grid_heads);
-    let hk = shape.first(&keys).unwrap_or(hq);
+    let hk = shape.first(&KEY_HEADS).unwrap_or(hq);
     if !hq.is_multiple_of(hk) {
         return Err(format!("params: {hq} heads of queries, {hk} of keys"));
     }
-    let b = shape.first(&["batch", "batch_size", "nbatch", "b", "bs"]).unwrap_or(grid_batch);
+    let b = shape.first(&SEQUENCES).unwrap_or(grid_batch);
     Ok((hq, hk, b))
 }
 
@@ -805,9 +808,8 @@ impl<'a> Arguments<'a> {
 
     /// Paged decode over fp8 from a work list.
     fn paged_from_list(&mut self, shape: &Shape<'_>, group: u32, queries: u32) -> Result<(), String> {
-        let b = shape.needed(&["batch", "batch_size", "b", "bs"])?;
-        let heads = ["nheads_k", "nhead_kv", "nheads_kv", "num_kv_heads", "num_heads_k", "hk", "hkv"];
-        let hk = shape.first(&heads).unwrap_or(1);
+        let b = shape.needed(&SEQUENCES)?;
+        let hk = shape.first(&KEY_HEADS).unwrap_or(1);
         let n = Self::keys(shape)?;
         let d = shape.first(&["head_dim", "hdim", "head_size"]).unwrap_or(128);
         let per_page = shape.name.contains("perblock");
@@ -852,8 +854,7 @@ impl<'a> Arguments<'a> {
         }
         let persistent = shape.has(&["ps"]);
         let [workgroups, b, splits] = shape.grid;
-        let (b, splits) =
-            if persistent { (shape.needed(&["batch", "batch_size", "b", "bs"])?, 1) } else { (b, splits) };
+        let (b, splits) = if persistent { (shape.needed(&SEQUENCES)?, 1) } else { (b, splits) };
         let heads = shape.first(&["nhead", "nheads", "num_heads", "gqa", "gqa_ratio", "heads", "h"]);
         let heads = heads.or(shape.named("gqaratio")).or(shape.named("qh")).or(shape.named("mqa"));
         let heads = heads.ok_or("params: nhead is needed")?;

@@ -7,6 +7,7 @@ use hk_core::{
     Aliasing, Element, Error, Float, KernelRef, Result, Stream, TensorView, TensorViewMut, check_aliases,
     check_overlap,
 };
+use std::ops::Range;
 
 static KERNELS: [KernelRef<NormParams>; 2] =
     [NormParams::kernel("rmsnorm_rows_bf16"), NormParams::kernel("rmsnorm_rows_f16")];
@@ -134,20 +135,30 @@ impl RcclComm {
         self.normalize(stream, sums, weight, part, options)?;
         let mut group = Group::new();
         if let Some(out) = out {
-            group.all_gather(self, out.alias().slice(0, own.clone())?, out)?;
+            self.gather_rows(&mut group, out, &own)?;
         }
         match quantized {
             None => {}
             Some(QuantizedRows::PerToken { q, scale } | QuantizedRows::Groups { q, scale, .. }) => {
-                group.all_gather(self, q.alias().slice(0, own.clone())?, q)?;
-                group.all_gather(self, scale.alias().slice(0, own)?, scale)?;
+                self.gather_rows(&mut group, q, &own)?;
+                self.gather_rows(&mut group, scale, &own)?;
             }
             Some(QuantizedRows::Mxfp4 { q, scale, .. }) => {
-                group.all_gather(self, q.alias().slice(0, own.clone())?, q)?;
-                group.all_gather(self, scale.alias().slice(0, own)?, scale)?;
+                self.gather_rows(&mut group, q, &own)?;
+                self.gather_rows(&mut group, scale, &own)?;
             }
         }
         group.end()
+    }
+
+    /// All ranks get all rows, in place: this rank has its own.
+    fn gather_rows<'a, E: Element>(
+        &'a self,
+        group: &mut Group<'a>,
+        all: TensorViewMut<'a, E>,
+        own: &Range<usize>,
+    ) -> Result<()> {
+        group.all_gather(self, all.alias().slice(0, own.clone())?, all)
     }
 
     fn normalize<T: Float, Q: Element>(
