@@ -313,9 +313,21 @@ impl Inner {
 
     /// Waits until the library has done what a call began. The caller holds `calls`.
     fn settle(&self, op: &'static str, shared: &Shared, call: &'static str, code: c_int) -> Result<()> {
+        self.settle_until(op, shared, call, code, || true)
+    }
+
+    /// As `settle`, and until the call's result is there: the library may report success before it writes it.
+    fn settle_until(
+        &self,
+        op: &'static str,
+        shared: &Shared,
+        call: &'static str,
+        code: c_int,
+        written: impl Fn() -> bool,
+    ) -> Result<()> {
         let start = Instant::now();
         let mut code = code;
-        while code == IN_PROGRESS {
+        while code == IN_PROGRESS || code == SUCCESS && !written() {
             if shared.timeout.is_some_and(|timeout| start.elapsed() > timeout) {
                 let text = format!("{call} waited for other ranks in vain");
                 shared.fail(self.missing().map_or(Failed::Aborted(text), Failed::Missing));
@@ -418,20 +430,20 @@ impl LibraryComm {
         let api = self.inner.api;
         let color = color.map_or(NO_COLOR, |color| color as c_int);
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
-        // The library writes it when the ranks have met, from a thread of its own: after a timeout it has to stay.
-        let slot = Box::into_raw(Box::new(null_mut()));
+        // The library writes it when the ranks have met, from a thread of its own, in its own time: its 8 bytes have to stay.
+        let slot = Box::leak(Box::new(AtomicPtr::new(null_mut())));
         let split = |_| {
             // SAFETY: alive, as `calls` is held and `expect_alive` says; the configuration is valid during the call.
-            Ok(unsafe { (api.split)(self.inner.raw(), color, key, slot, &Config::new()) })
+            Ok(unsafe { (api.split)(self.inner.raw(), color, key, slot.as_ptr(), &Config::new()) })
         };
         // SAFETY: nothing is queued.
         let code = unsafe { stream.launch(op).run_foreign(split) }?;
-        self.inner.settle(op, shared, "ncclCommSplit", code)?;
-        // SAFETY: from a box, and the library is done with it.
-        let raw = *unsafe { Box::from_raw(slot) };
-        if raw.is_null() {
+        let written = || color == NO_COLOR || !slot.load(Ordering::Acquire).is_null();
+        self.inner.settle_until(op, shared, "ncclCommSplit", code, written)?;
+        if color == NO_COLOR {
             return Ok(None);
         }
+        let raw = slot.load(Ordering::Acquire);
         let part = Inner::new(api, raw);
         part.settle(op, shared, "ncclCommSplit", IN_PROGRESS)?;
         let (mut world, mut rank) = (0, 0);
