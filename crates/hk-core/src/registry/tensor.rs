@@ -351,10 +351,21 @@ impl DynTensor {
     /// Copies the tensor to the host, after everything queued on `stream`; blocks until it is there.
     ///
     /// # Errors
-    /// As [`Stream::read`].
+    /// As [`Stream::read`]; [`Error::Argument`] if the host has no memory of this size.
     pub fn download(&self, stream: &Stream) -> Result<HostTensor> {
-        self.storage.used_on("DynTensor::download", "tensor", stream)?;
-        let mut bytes = vec![0; self.storage.bytes()];
+        const OP: &str = "DynTensor::download";
+        self.storage.used_on(OP, "tensor", stream)?;
+        let count = self.storage.bytes();
+        // Devices of the emulator hold more than the host: their pages are there once they are written.
+        if Vec::<u8>::new().try_reserve_exact(count).is_err() {
+            return Err(Error::argument(
+                OP,
+                "tensor",
+                format!("{count} bytes"),
+                "what the host can allocate",
+            ));
+        }
+        let mut bytes = vec![0; count];
         stream.read_bytes(&self.storage, &mut bytes)?;
         Ok(HostTensor { spec: self.spec.clone(), bytes })
     }
