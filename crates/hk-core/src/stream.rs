@@ -187,9 +187,9 @@ impl Stream {
     /// The contents of `buffer`, after everything queued on this stream; blocks until they are there.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// As [`read`](Self::read), and [`Error::Argument`] if the host cannot allocate that much.
     pub fn download<T: Element>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>> {
-        let mut data = vec![T::zeroed(); buffer.len()];
+        let mut data = zeroed_on_host("Stream::download", "buffer", buffer.len())?;
         self.read(buffer, &mut data)?;
         Ok(data)
     }
@@ -405,6 +405,15 @@ fn byte_size<T: Element>(len: usize) -> Result<usize> {
     len.checked_mul(size_of::<T>()).filter(|&b| b <= i64::MAX as usize).ok_or_else(|| {
         Error::too_large("alloc", "len", format!("{len} elements of {}", T::DTYPE), i64::MAX as u64)
     })
+}
+
+/// `len` zeros on the host for what is in `arg`. Devices of the emulator hold more than the host: their pages are there once written.
+pub(crate) fn zeroed_on_host<T: Pod>(op: &'static str, arg: &'static str, len: usize) -> Result<Vec<T>> {
+    if Vec::<T>::new().try_reserve_exact(len).is_err() {
+        let got = format!("{len} elements of {} bytes", size_of::<T>());
+        return Err(Error::argument(op, arg, got, "what the host can allocate"));
+    }
+    Ok(vec![T::zeroed(); len])
 }
 
 fn expect_len(op: &'static str, arg: &'static str, got: usize, want: usize) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::Tolerance;
 use crate::buffer::Storage;
+use crate::stream::zeroed_on_host;
 use crate::{
     DType, E8M0, Element, Error, Float, Fp4Rounding, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Fp8E5M2, Fp8E5M2Fnuz,
     Layout, Result, Stream, TensorView, TensorViewMut, bf16, f16,
@@ -351,21 +352,11 @@ impl DynTensor {
     /// Copies the tensor to the host, after everything queued on `stream`; blocks until it is there.
     ///
     /// # Errors
-    /// As [`Stream::read`]; [`Error::Argument`] if the host has no memory of this size.
+    /// As [`Stream::download`].
     pub fn download(&self, stream: &Stream) -> Result<HostTensor> {
         const OP: &str = "DynTensor::download";
         self.storage.used_on(OP, "tensor", stream)?;
-        let count = self.storage.bytes();
-        // Devices of the emulator hold more than the host: their pages are there once they are written.
-        if Vec::<u8>::new().try_reserve_exact(count).is_err() {
-            return Err(Error::argument(
-                OP,
-                "tensor",
-                format!("{count} bytes"),
-                "what the host can allocate",
-            ));
-        }
-        let mut bytes = vec![0; count];
+        let mut bytes = zeroed_on_host(OP, "tensor", self.storage.bytes())?;
         stream.read_bytes(&self.storage, &mut bytes)?;
         Ok(HostTensor { spec: self.spec.clone(), bytes })
     }
