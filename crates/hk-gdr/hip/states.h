@@ -70,7 +70,7 @@ struct Columns {
     }
 };
 
-/// Waves of a block that share chunks in LDS; 1: chunks go straight to registers.
+/// Waves of a block that share chunks in LDS: two of NVIDIA's 32 lanes; 1: chunks go straight to registers.
 template <class T, Access kAccess, int kUnits>
 inline constexpr int kWaves =
     hk::kRowsPerLane == 2 && kAccess == Access::Vectorized && sizeof(T) == 2 && kUnits == 1 ? 2 : 1;
@@ -78,6 +78,8 @@ template <class T, int kUnits>
 inline constexpr int kThreads = hk::kWaveSize * kWaves<T, Access::Vectorized, kUnits>;
 template <class T, int kUnits>
 inline constexpr int kWavesOfSm = kWaves<T, Access::Vectorized, kUnits> == 1 ? 16 : 4;
+/// Chunks that are loaded while the waves work on another.
+inline constexpr u32 kAhead = 2;
 
 /// A chunk in LDS: rows of w and k, 16 chunks of 16 bytes each, and the block's columns of u.
 template <int kWaves>
@@ -145,8 +147,7 @@ struct Stage {
 
 template <int kWaves>
 struct Lds {
-    static constexpr u32 kStages = 3;
-    Stage<kWaves> stages[kStages];
+    Stage<kWaves> stages[kAhead + 1];
     float gates[kWaves][kMostTokens];  // of a token's k D^T
 };
 template <>
@@ -235,6 +236,7 @@ HK_FN void states(const Prefill &p) {
     Gates next;
     u32 stage = 0;
     if constexpr (kStaged) {
+        static_assert(kAhead == 2);
         copy(0, 0);
         copy(p.chunk, 1);
         if (sequence.tokens != 0) next = load_gates(0);
@@ -250,9 +252,9 @@ HK_FN void states(const Prefill &p) {
 
         const Gates gates = kStaged ? next : load_gates(at);
         if constexpr (kStaged) {
-            hk::wait_loads<1, Stage<kBlock>::kLoads>();
+            hk::wait_loads<kAhead - 1, Stage<kBlock>::kLoads>();
             hk::block_barrier();  // of the chunk before all waves have read the stage that is loaded now
-            copy(at + 2 * p.chunk, stage == 0 ? 2 : stage - 1);
+            copy(at + kAhead * p.chunk, stage == 0 ? kAhead : stage - 1);
             if (at + p.chunk < sequence.tokens) next = load_gates(at + p.chunk);
         }
         const float unit = p.base_2 ? 1.0f : kLog2E, last = gates.last;
@@ -357,7 +359,7 @@ HK_FN void states(const Prefill &p) {
                 }
             }
         }
-        stage = stage == 2 ? 0 : stage + 1;
+        stage = stage == kAhead ? 0 : stage + 1;
     }
     if constexpr (kStaged) hk::wait_loads<0, 0>();
 
