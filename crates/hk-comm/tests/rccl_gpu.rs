@@ -45,6 +45,8 @@ fn collectives_of_the_library() {
             collectives_on::<bf16>(ranks(), 17);
             collectives_on::<f32>(ranks(), 4095);
             collectives_on::<f16>(ranks(), 2);
+            let for_ever = RcclOptions { timeout: None, checked: false };
+            collectives_on::<bf16>(RcclComm::all(&streams[..world], &for_ever).unwrap(), 1023);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! RCCL and NCCL: one C API, opened when it is first used.
 //!
-//! Communicators are non-blocking, as the API calls it: whatever waits for other ranks is polled here, with the timeout.
+//! Communicators with a timeout are non-blocking, as the API calls it: whatever waits for other ranks is polled here. NCCL starts a
+//! thread for each of their calls, so those without a timeout are blocking.
 
 use super::group::{Call, Data, Kind, Queued, signature};
 use super::progress::Progress;
@@ -52,12 +53,12 @@ struct Config {
 }
 
 impl Config {
-    fn new() -> Self {
+    fn new(timeout: Option<Duration>) -> Self {
         Self {
             size: size_of::<Self>(),
             magic: 0xcafe_beef,
             version: OLDEST as u32,
-            blocking: 0,
+            blocking: timeout.is_none().into(),
             // Not said.
             cga_cluster_size: c_int::MIN,
             min_ctas: c_int::MIN,
@@ -383,7 +384,9 @@ impl LibraryComm {
             let join = |_| {
                 let (world, rank) = (shared.world as c_int, shared.rank as c_int);
                 // SAFETY: the pointers are valid during the call; the device is current.
-                Ok(unsafe { (api.init_rank)(&mut raw, world, Id(id.to_bytes()), rank, &Config::new()) })
+                Ok(unsafe {
+                    (api.init_rank)(&mut raw, world, Id(id.to_bytes()), rank, &Config::new(shared.timeout))
+                })
             };
             // SAFETY: nothing is queued.
             let code = unsafe { stream.launch(op).run_foreign(join) };
@@ -434,7 +437,9 @@ impl LibraryComm {
         let slot = Box::leak(Box::new(AtomicPtr::new(null_mut())));
         let split = |_| {
             // SAFETY: alive, as `calls` is held and `expect_alive` says; the configuration is valid during the call.
-            Ok(unsafe { (api.split)(self.inner.raw(), color, key, slot.as_ptr(), &Config::new()) })
+            Ok(unsafe {
+                (api.split)(self.inner.raw(), color, key, slot.as_ptr(), &Config::new(shared.timeout))
+            })
         };
         // SAFETY: nothing is queued.
         let code = unsafe { stream.launch(op).run_foreign(split) }?;

@@ -26,7 +26,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RcclOptions {
     /// How long other ranks are waited for: to join, and in each collective, from when it is queued. After that the communicator is
-    /// aborted. On GPUs other work counts that is queued before the collective. `None` waits for ever. Default: 60 s.
+    /// aborted. On GPUs other work counts that is queued before the collective. `None` waits for ever, and
+    /// a call costs the host less: with NCCL some 10 us instead of 60 if it is not part of a graph. Default: 60 s.
     pub timeout: Option<Duration>,
     /// Each collective first compares what the ranks call, through the communicator itself, and waits for that: ranks that disagree
     /// get an error in place of unspecified results. For debugging; not while a graph is captured. Default: false.
