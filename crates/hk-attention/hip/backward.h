@@ -191,9 +191,10 @@ class Pass {
     using DqPlaces = hk::AccLayout<kDqDim>;
     using DqMma = hk::FragMma<T, T, kDqDim>;
     static constexpr int kDqFragRows = kVec * hk::kLaneGroups<kDqDim>;
-    // Lanes of a row of 16 have the first numbers of the step's accumulators in pairs: an eighth of the LDS clocks.
-    static constexpr bool kBroadcasts =
-        kOfKeys && !kHstu && sizeof(T) == 2 && hk::kWaveSize == 64 && kDim == 32 && kStep == 32 && kDqk + kDv <= 128;
+    // Lanes of a row of 16 have the first numbers of the step's accumulators in pairs: an eighth of the LDS clocks, for 16 vector
+    // instructions. With four products on gfx950, vector issue is the scarcer.
+    static constexpr bool kBroadcasts = kOfKeys && !kHstu && sizeof(T) == 2 && hk::kWaveSize == 64 && kDim == 32 &&
+                                        kStep == 32 && kDqk + kDv <= 128 && (kDq || !hk::kHasReadTr);
 
     /// The lane's fragments of kD columns.
     template <int kD>
