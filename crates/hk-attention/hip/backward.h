@@ -211,7 +211,7 @@ class Pass {
     const Work &work_;
     L &lds_;
     bool packed_;
-    // Of the block: the lane's first own row; of a tile: the wave's first row of dq. In registers, not made anew in each step.
+    // Of the block: the lane's first own row; of a tile: the wave's first row of dq. In registers, not recomputed in each step.
     u32 own_, dq_rows_;
     Columns<kDqk> a_;
     Columns<kDv> b_;
