@@ -30,6 +30,7 @@
 #include <hk/math.h>
 #include <hk/mma.h>
 #include <hk/philox.h>
+#include <hk/row_broadcast.h>
 #include <hk/shared.h>
 #include <hk/types.h>
 #include <hk/warpgroup.h>
@@ -180,14 +181,20 @@ class Pass {
     using Operand = typename Scores::template AsOperand<T>;
     static constexpr int kFragRows = kVec * hk::kLaneGroups<kDim>;  // moving rows of a fragment
     // Of dq: tiles of kDqDim rows and columns, of 16 where waves have as many columns only so, or where columns of ds are read in pairs. Waves have a share of the columns, and of the rows where columns are few.
+    static constexpr bool kNarrow = sizeof(T) == 2 && kLaneRows == 1 && kDqk == 64;
     static constexpr int kDqDim =
-        (kPairs && !hk::kHasReadTr) || (kDqk / kDim % kWaves == kWaves / 2 && kDqk > 64) ? 16 : kDim;
+        ((kPairs || kNarrow) && !hk::kHasReadTr) || (kDqk / kDim % kWaves == kWaves / 2 && kDqk > 64) ? 16 : kDim;
     static constexpr int kDqRows = kTile / kDqDim, kDqCols = kDqk / kDqDim;
-    static constexpr int kRowShares = kDqCols < kWaves && kDqRows > 1 ? 2 : 1, kColShares = kWaves / kRowShares;
+    static constexpr int kRowShares = (kNarrow || kDqCols < kWaves) && kDqRows > 1 ? 2 : 1,
+                         kColShares = kWaves / kRowShares;
     static constexpr int kOwnRows = kDqRows / kRowShares, kOwnCols = (kDqCols + kColShares - 1) / kColShares;
     using DqPlaces = hk::AccLayout<kDqDim>;
     using DqMma = hk::FragMma<T, T, kDqDim>;
     static constexpr int kDqFragRows = kVec * hk::kLaneGroups<kDqDim>;
+    // Lanes of a row of 16 have the first numbers of the step's accumulators in pairs: an eighth of the LDS clocks, for 16 vector
+    // instructions. With four products on gfx950, vector issue is the scarcer.
+    static constexpr bool kBroadcasts = kOfKeys && !kHstu && sizeof(T) == 2 && hk::kWaveSize == 64 && kDim == 32 &&
+                                        kStep == 32 && kDqk + kDv <= 128 && (kDq || !hk::kHasReadTr);
 
     /// The lane's fragments of kD columns.
     template <int kD>
@@ -204,6 +211,8 @@ class Pass {
     const Work &work_;
     L &lds_;
     bool packed_;
+    // Of the block: the lane's first own row; of a tile: the wave's first row of dq. In registers, not recomputed in each step.
+    u32 own_, dq_rows_;
     Columns<kDqk> a_;
     Columns<kDv> b_;
     Query query_[kLaneRows];  // of queries
@@ -222,7 +231,12 @@ class Pass {
 
   public:
     HK_FN Pass(const Params &p, const Work &work, L &lds)
-        : p_(p), work_(work), lds_(lds), packed_(p.all.sequences.q_starts != 0), mask_(p.all.hstu, work) {}
+        : p_(p), work_(work), lds_(lds), packed_(p.all.sequences.q_starts != 0),
+          own_(hk::wave_id() / kSharers * kDim + hk::row_of_lane<kDim>(hk::lane_id(), 0)),
+          dq_rows_(row_share() * (kOwnRows * kDqDim)), mask_(p.all.hstu, work) {
+        hk::opaque(own_);
+        if constexpr (kDq) hk::opaque(dq_rows_);
+    }
 
     HK_FN void run() {
         const attention::Params &p = hk::reload_params(p_).all;
@@ -280,7 +294,10 @@ class Pass {
 
     HK_FN u32 first_own() const { return work_.first + hk::wave_id() / kSharers * kDim; }
     /// The lane's row r.
-    HK_FN u32 own_row(int r) const { return first_own() + hk::row_of_lane<kDim>(hk::lane_id(), r); }
+    HK_FN u32 own_row(int r) const { return work_.first + own_of_block(r); }
+    HK_FN u32 own_of_block(int r) const {
+        return own_ + (hk::row_of_lane<kDim>(hk::lane_id(), r) - hk::row_of_lane<kDim>(hk::lane_id(), 0));
+    }
     HK_FN const Params &params() const { return hk::reload_params(p_); }
     HK_FN i32 behind() const { return i32(work_.keys()) - i32(work_.q_len); }
 
@@ -663,7 +680,7 @@ class Pass {
         for (int first = 0; first < kRows; first += kTile) {
 #pragma unroll
             for (int r = 0; r < kLaneRows; ++r) {
-                const u32 row = own_row(r) - work_.first - first;
+                const u32 row = own_of_block(r) - first;
                 if (row >= kTile || !kHasKeys) continue;
 #pragma unroll
                 for (int step = 0; step < a_.kSteps; ++step) {
@@ -681,9 +698,25 @@ class Pass {
             for (int c = 0; c < kOwnCols; ++c) {
 #pragma unroll
                 for (int f = 0; f < kTile / kDqFragRows; ++f) {
-                    k_columns_[c][first / kDqFragRows + f] = hk::joined(hk::per_row([&](u32 r) {
-                        u32 col = first_col() + c * kDqDim + hk::row_of_lane<kDqDim>(lane, r);
-                        if (kOwnCols * kColShares > kDqCols && col >= kDqk) col = 0;
+                    u32 own_col = first_col() + c * kDqDim;
+                    if (kOwnCols * kColShares > kDqCols && own_col >= kDqk) own_col = 0;
+                    hk::Frag &frag = k_columns_[c][first / kDqFragRows + f];
+                    if constexpr (sizeof(T) == 2 && hk::kHasReadTr) {
+#pragma unroll
+                        for (u32 half = 0; half < 2; ++half) {
+                            const u32 row = f * kDqFragRows + DqPlaces::n(lane, 4 * half) + lane % 16 / 4;
+                            const u32 col = own_col + lane % kDqDim / 16 * 16 + lane % 4 * 4;
+                            const auto &part = lds_.first[0][col / kPartCols];
+                            const auto *at = reinterpret_cast<const Vec<short, 4> *>(
+                                                 part.chunk + part.place(row, col % kPartCols / kVec)) +
+                                             col / 4 % 2;
+                            const auto four = __builtin_bit_cast(Vec<u32, 2>, hk::detail::read_transposed(at));
+                            frag[2 * half] = four[0], frag[2 * half + 1] = four[1];
+                        }
+                        continue;
+                    }
+                    frag = hk::joined(hk::per_row([&](u32 r) {
+                        const u32 col = own_col + hk::row_of_lane<kDqDim>(lane, r);
                         Vec<T, kVec> v;
 #pragma unroll
                         for (u32 i = 0; i < kVec; ++i) {
@@ -705,16 +738,15 @@ class Pass {
         return kSwapped ? (key / 8 + of_reads) % 2 * 8 : 0;
     }
 
-    static constexpr int kDsOperands = kTile / kDqDim;
     /// Key i of the lane's fragments of ds. Of dwords, lanes 0-15 and 16-31 have rows whose swizzles differ by 4.
     HK_FN static u32 dq_key(u32 lane, u32 i) {
-        if constexpr (kSwapped && !hk::kHasReadTr && kDsOperands == 2 && kDqDim == 16)
+        if constexpr (kSwapped && !hk::kHasReadTr && kOwnRows == 2 && kDqDim == 16)
             return i % 2 + lane / 16 % 2 * 2 + i / 2 % 2 * 4 + lane / 32 * 8 + i / 4 * 16;
         return DqPlaces::n(lane, i / 4 * 4 * kLaneRows + i % 4);
     }
     /// Fragments of the wave's rows of the tile, over the keys of fragment f.
     HK_FN void ds_frags(int f, hk::Frag (&frags)[kOwnRows]) const {
-        const u32 lane = hk::lane_id(), first = f * kDqFragRows, share = row_share() * kOwnRows;
+        const u32 lane = hk::lane_id(), first = f * kDqFragRows;
         if constexpr (!kSwapped) {
             hk::Frag all[kPartCols / kDqDim];
             if constexpr (sizeof(T) == 4)
@@ -724,35 +756,36 @@ class Pass {
 #pragma unroll
             for (int i = 0; i < kOwnRows; ++i) {
                 frags[i] = all[i];
-                if (kRowShares == 2 && share != 0) frags[i] = all[i + kOwnRows];
+                if (kRowShares == 2 && dq_rows_ != 0) frags[i] = all[i + kOwnRows];
             }
         } else if constexpr (hk::kHasReadTr) {
             using Four = Vec<short, 4>;
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
-                const u32 key = first + DqPlaces::n(lane, 4 * half) + lane % 16 / 4;
+                // Swizzles repeat every 16 rows.
+                const u32 key = DqPlaces::n(lane, 4 * half) + lane % 16 / 4;
 #pragma unroll
                 for (u32 i = 0; i < kOwnRows; ++i) {
-                    const u32 col = (share + i) * kDqDim + lane % kDqDim / 16 * 16 + lane % 4 * 4;
-                    const auto *chunk = reinterpret_cast<const u8 *>(lds_.ds.chunk + lds_.ds.place(key, col / 8));
-                    const auto *at = reinterpret_cast<const Four *>(chunk + (col / 4 % 2 * 8 ^ swapped(key)));
+                    const u32 col = dq_rows_ + i * kDqDim + lane % kDqDim / 16 * 16 + lane % 4 * 4;
+                    const u32 byte = lds_.ds.place(key, col / 8) * 16 + (col / 4 % 2 * 8 ^ swapped(key));
+                    const auto *of_frag = reinterpret_cast<const u8 *>(lds_.ds.chunk) + first * 128;
+                    const auto *at = reinterpret_cast<const Four *>(of_frag + (byte ^ swapped(first)));
                     const auto four = __builtin_bit_cast(Vec<u32, 2>, hk::detail::read_transposed(at));
                     frags[i][2 * half] = four[0], frags[i][2 * half + 1] = four[1];
                 }
             }
         } else {
             // A lane has consecutive columns, one of each operand.
-            static_assert(kRowShares == 1 || kDsOperands == 2, "a share's columns are in one dword");
-            using Columns = Vec<u32, kDsOperands / 2>;
+            using Columns = Vec<u32, kOwnRows / 2>;
             Columns of_key[8];
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) {
-                const u32 key = first + dq_key(lane, i);
-                of_key[i] = lds_.ds.template get<Columns>(key, lane % kDqDim * sizeof(Columns) ^ swapped(key));
+                const u32 key = dq_key(lane, i), byte = dq_rows_ * 2 + lane % kDqDim * sizeof(Columns);
+                of_key[i] = lds_.ds.template get<Columns>(first + key, byte ^ swapped(first + key));
             }
 #pragma unroll
             for (u32 j = 0; j < kOwnRows; ++j) {
-                const hk::detail::SelectHalf half((share + j) % 2 != 0);
+                const hk::detail::SelectHalf half(j % 2 != 0);
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) frags[j][i] = half(of_key[2 * i][j / 2], of_key[2 * i + 1][j / 2]);
             }
@@ -761,7 +794,10 @@ class Pass {
     /// The row of the tile that row n of the fragments is.
     HK_FN static u32 dq_row(u32 n) {
         if constexpr (sizeof(T) == 4) return n;
-        if constexpr (kSwapped && !hk::kHasReadTr) return n % kDqDim * kDsOperands + n / kDqDim;
+        if constexpr (kSwapped && !hk::kHasReadTr) {
+            constexpr u32 kShare = kOwnRows * kDqDim;
+            return n / kShare * kShare + n % kDqDim * kOwnRows + n % kShare / kDqDim;
+        }
         return L::Part::template column<kDqDim>(n);
     }
     /// Adds the share of the block's keys to the gradients of a tile of queries.
@@ -924,12 +960,26 @@ class Pass {
 
     /// Accumulators that begin with a number for each moving row.
     HK_FN void begin(Scores &sums, const float *numbers, u32 row) const {
+        if constexpr (kBroadcasts) {
+            const float *of_lane = numbers + row + moving_row(hk::lane_id() % 8 * 2);
+            return begin_in_pairs(sums, *reinterpret_cast<const Vec<float, 2> *>(of_lane),
+                                  __make_integer_seq<Pairs, u32, kScores / 2>{});
+        }
 #pragma unroll
         for (int e = 0; e < kScores; e += hk::kMmaRows) {
             const auto four = *reinterpret_cast<const Vec<float, hk::kMmaRows> *>(numbers + row + moving_row(e));
 #pragma unroll
             for (int j = 0; j < hk::kMmaRows; ++j) score(sums, e + j) = four[j];
         }
+    }
+    template <class U, U... n>
+    struct Pairs {};
+    template <u32... n>
+    HK_FN static void begin_in_pairs(Scores &sums, Vec<float, 2> pairs, Pairs<u32, n...>) {
+        const auto put = [&](u32 i, Vec<float, 2> pair) {
+            score(sums, 2 * i) = pair[0], score(sums, 2 * i + 1) = pair[1];
+        };
+        (put(n, hk::row_broadcast<n>(pairs)), ...);
     }
     static constexpr int kScores = kStep / kDim * Places::kElements;  // of a lane
     HK_FN static auto &score(auto &tile, int e) {
@@ -974,7 +1024,7 @@ class Pass {
                     const int at = (f * kVec + e) * kLaneRows + r * hk::kMmaRows;
                     const u32 n =
                         row + Places::n(hk::lane_id(), at % Places::kElements) + at / Places::kElements * kDim;
-                    const u32 key = own_row(r) - work_.first;
+                    const u32 key = own_of_block(r);
                     Vec<u32, sizeof(T)> four;
 #pragma unroll
                     for (u32 w = 0; w < sizeof(T); ++w) four[w] = ds.frag[f][r * 4 + e * sizeof(T) / 4 + w];
@@ -988,7 +1038,7 @@ class Pass {
     HK_FN Operand get_ds(u32 row) const {
         static_assert(!kPairs || kVec == 2 * hk::kMmaRows, "two runs of rows a fragment");
         Operand ds;
-        const u32 key = own_row(0) - work_.first;
+        const u32 key = own_of_block(0);
 #pragma unroll
         for (int f = 0; f < Operand::kFrags; ++f) {
 #pragma unroll
@@ -1310,13 +1360,16 @@ HK_FN void backward_fused(const Params &p) {
     Keys(p, work, lds).run();
 }
 
+template <u32 kVectors>
+struct Batch {};
+
 /// Rounds the sums of a tile of queries.
 template <class T, int kTile>
 HK_FN void round_queries(const Params &p) {
     Work work;
     if (!find_work<kTile>(p.all, hk::block_x(), work)) return;
     find_keys(p.all, work);
-    constexpr u32 kLanes = 8, kCols = 4 * kLanes, kBatch = 4;  // lanes of a row have four columns each of kCols
+    constexpr u32 kLanes = 8, kCols = 4 * kLanes;  // lanes of a row have four columns each of kCols
     const u32 floats = dq_row_floats(p), rows = work.q_len * p.all.group;
     const auto sums = reinterpret_cast<GlobalPtr<const float>>(p.dq_sums) +
                       (first_dq_tile<kTile>(p, work) + work.first / kTile) * kTile * floats;
@@ -1332,30 +1385,35 @@ HK_FN void round_queries(const Params &p) {
         const Vec<float, 2> low = pair(0), high = pair(1);
         return Vec<float, 4>{low[0], low[1], high[0], high[1]};
     };
+    const float scale = work.poison ? __builtin_nanf("") : p.all.scores.scale;
+    const u32 of_lane = hk::thread_x() % kLanes * 4, dqk = p.all.dqk;
+    // Whole vectors, kBatch of them in flight.
+    const auto round_row = [&]<u32 kBatch>(u32 row, GlobalPtr<T> to, Batch<kBatch>) {
+        for (u32 first = 0; first < dqk; first += kBatch * kCols) {
+            Vec<float, 4> y[kBatch];
+#pragma unroll
+            for (u32 i = 0; i < kBatch; ++i) y[i] = load(row, first + of_lane + i * kCols);
+#pragma unroll
+            for (u32 i = 0; i < kBatch; ++i)
+                *reinterpret_cast<GlobalPtr<Vec<T, 4>>>(to + (first + of_lane + i * kCols)) =
+                    hk::narrow<T, 4>(y[i] * scale);
+        }
+    };
     for (u32 row = hk::thread_x() / kLanes; row < u32(kTile); row += kThreads / kLanes) {
         if (work.first + row >= rows) return;
         const hk::DivMod at(work.first + row, p.all.group, p.all.group_inverse);
         const u32 head = work.kv_head * p.all.group + at.remainder;
         const auto to = reinterpret_cast<GlobalPtr<T>>(row_address(p.dq, work, packed, at.quotient, head));
-        for (u32 first = hk::thread_x() % kLanes * 4; first < p.all.dqk; first += kBatch * kCols) {
-            Vec<float, 4> y[kBatch];
+        if (p.dq_vectorized && dqk % (4 * kCols) == 0) {
+            round_row(row, to, Batch<4>{});
+        } else if (p.dq_vectorized && dqk % (2 * kCols) == 0) {
+            round_row(row, to, Batch<2>{});
+        } else {
+            for (u32 col = of_lane; col < dqk; col += kCols) {
+                const auto rounded = hk::narrow<T, 4>(load(row, col) * scale);
 #pragma unroll
-            for (u32 i = 0; i < kBatch; ++i) {
-                const u32 col = first + i * kCols;
-                if (col < p.all.dqk) y[i] = load(row, col);
-            }
-#pragma unroll
-            for (u32 i = 0; i < kBatch; ++i) {
-                const u32 col = first + i * kCols;
-                if (col >= p.all.dqk) continue;
-                const auto rounded = hk::narrow<T, 4>(work.poison ? __builtin_nanf("") : y[i] * p.all.scores.scale);
-                if (p.dq_vectorized) {
-                    *reinterpret_cast<GlobalPtr<Vec<T, 4>>>(to + col) = rounded;
-                } else {
-#pragma unroll
-                    for (u32 j = 0; j < 4; ++j) {
-                        if (col + j < p.all.dqk) to[col + j] = rounded[j];
-                    }
+                for (u32 j = 0; j < 4; ++j) {
+                    if (col + j < dqk) to[col + j] = rounded[j];
                 }
             }
         }

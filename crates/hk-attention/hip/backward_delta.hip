@@ -1,6 +1,6 @@
 // backward_delta.hip: what gradients of attention need of each row, delta[i] = dout[i] . out[i], and the gradients of sinks:
 //   dsink[head] = - sum over rows i of exp(sink[head] - lse[i]) delta[i]
-// Delta: eight lanes a row, of 64 columns at a time each has 8. Sinks: a block for each head, rows in a fixed order.
+// Delta: four lanes a row, of 32 columns at a time each has 8. Sinks: a block for each head, rows in a fixed order.
 #include "outputs.h"
 #include "problem.h"
 #include "rows.h"
@@ -36,7 +36,7 @@ using hk::i64;
 using hk::u8;
 using hk::Vec;
 
-constexpr u32 kThreads = 256, kLanes = 8;
+constexpr u32 kThreads = 256, kLanes = 4;
 
 HK_FN u64 address(const Params &p, const HeadRows &rows, u32 row, u32 head) {
     const hk::DivMod at(row, p.of_sequence, p.of_sequence_inverse);
@@ -74,9 +74,14 @@ HK_FN void rows_of_block(const Params &p) {
 }
 
 HK_FN void clear(const Params &p) {
-    const u64 threads = u64(hk::grid_x()) * kThreads;
-    for (u64 i = u64(hk::block_x()) * kThreads + hk::thread_x(); i < p.zeros_count; i += threads)
-        reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(p.zeros)[i] = Vec<u32, 4>(0u);
+    const u64 all = p.zeros_count, of_grid = u64(hk::grid_x()) * kThreads;
+    const u32 own = hk::thread_x();
+    const auto put = [&](u64 first) {
+        reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(p.zeros + first * 16)[own] = Vec<u32, 4>(0u);
+    };
+    u64 first = u64(hk::block_x()) * kThreads;
+    for (; first + kThreads <= all; first += of_grid) put(first);
+    if (first + own < all) put(first);
 }
 
 template <class T>

@@ -43,7 +43,7 @@ static SINKS: KernelRef<delta::Params> = delta::Params::kernel("backward_sinks")
 
 /// Threads of a block, and lanes of a row, of `hip/backward_delta.hip`.
 const THREADS: usize = 256;
-const LANES: usize = 8;
+const LANES: usize = 4;
 
 /// What gradients of attention are made of: inputs and results of the forward pass, and the gradient of its output.
 #[derive(Debug, Clone, Copy)]
