@@ -25,7 +25,7 @@ struct StreamedStage<A, Scales> {
 /// A block of four waves: each has all rows of a and 32 of w. As Tile.
 template <class E, int kM_>
 struct StreamedTile {
-    static constexpr bool kLines = true, kDirectToLds = false;
+    static constexpr bool kLines = true, kStreamed = true, kDirectToLds = false;
     using Mma = hk::FragMma<E>;
     static constexpr int kM = kM_, kN = 128, kThreads = 4 * hk::kWaveSize, kBytes = kLineBytes, kStep = 1;
     static constexpr int kWaveM = kM, kWaveN = 32, kWaveTiles = kWaveN / 16, kFrags = kBytes / hk::kFragBytes;
@@ -179,6 +179,7 @@ class StreamedTile<E, kM_>::Pipeline {
     /// Calls `acc.multiply_rows` for each M tile of `count` stages from byte `from` of the rows on.
     template <class Accum>
     HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
+        count = count > 0 ? count : 1;  // where K is 0, a stage of zeros
         Loads loads;
         loads.from = from;
         loads.w[0] = w_.load(from);
@@ -208,6 +209,72 @@ struct TileAcc<StreamedTile<E, kRows>> : WaveTile<StreamedTile<E, kRows>> {
         T::mma(this->acc[m], a, w);
     }
 };
+
+template <class T>
+struct ScaledSums {
+    static constexpr int kM = T::kM / 16;
+    hk::MmaAcc acc[kM][T::kWaveTiles];
+};
+
+/// Applies the scales of a's and w's rows as apply_scales does, to accumulators: their loads are in flight together.
+template <class T>
+HK_FN void scale_sums(hk::MmaAcc (&acc)[T::kM / 16][T::kWaveTiles], const Epilogue &e, const TileCoord &coord) {
+    if (!(e.a_scale | e.w_scale)) return;
+    constexpr int kM = T::kM / 16, kN = T::kWaveTiles;
+    const u32 lane = hk::lane_id(), last_m = e.rows - 1, last_n = e.cols - 1;
+    hk::MmaAcc w[kN];
+    Vec<float, hk::kRowsPerLane> a[kM];
+#pragma unroll
+    for (u32 n = 0; n < kN; ++n) {
+        w[n] = 1.0f;
+        if (!e.w_scale) continue;
+        const auto from = reinterpret_cast<GlobalPtr<const float>>(e.w_scale) + i64(coord.matrix) * e.w_scale_batch;
+        const u32 first = coord.n_tile * T::kN + T::wave_n() + 16 * n + hk::group_of_lane(lane) * hk::kMmaRows;
+        Vec<float, hk::kMmaRows> of_rows;
+#pragma unroll
+        for (u32 i = 0; i < hk::kMmaRows; ++i) {
+            of_rows[i] = from[i64(first + i < last_n ? first + i : last_n) * e.w_scale_step];
+        }
+        w[n] = hk::broadcast_n(of_rows);
+    }
+#pragma unroll
+    for (u32 m = 0; m < kM; ++m) {
+        a[m] = 1.0f;
+        if (!e.a_scale) continue;
+        const auto from = reinterpret_cast<GlobalPtr<const float>>(e.a_scale) + i64(coord.batch) * e.a_scale_batch;
+#pragma unroll
+        for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
+            const u32 row = coord.m_tile * T::kM + 16 * m + hk::row_of_lane(lane, r);
+            a[m][r] = from[i64(row < last_m ? row : last_m) * e.a_scale_step];
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) acc[m][n] *= w[n] * hk::broadcast_m(a[m]);
+    }
+}
+
+/// store_tile of streamed tiles.
+template <class T, bool kGated, class Params, class Site>
+    requires(T::kStreamed && !kGated)
+HK_FN void store_tile(const Params &p, const Site &site, const TileCoord &coord, const TileAcc<T> &acc_tile,
+                      void *lds) {
+    ScaledSums<T> scaled;
+#pragma unroll
+    for (int m = 0; m < scaled.kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < T::kWaveTiles; ++n)
+            scaled.acc[m][n] = __builtin_convertvector(acc_tile.acc[m][n], hk::MmaAcc);
+    }
+    scale_sums<T>(scaled.acc, site.reload(p).epilogue, coord);
+    for_each_vec<T, T::kWaveN>(scaled, lds, [&](u32 m, u32 n, const auto &staged, u32 row) {
+        Params rest = site.reload(p);
+        rest.epilogue.a_scale = rest.epilogue.w_scale = 0;
+        run_epilogue<kVecCols>(rest, coord, coord.m_tile * T::kM + m, coord.n_tile * T::kN + T::wave_n() + n,
+                               staged.get(row, n));
+    });
+}
 
 namespace detail {
 template <bool kStreams, class Other, class E, int kM>

@@ -74,8 +74,8 @@ struct BlockScaledAcc<StreamedTile<E, kRows>> {
         HK_FN void scale_last(int m) const {
 #pragma unroll
             for (int n = 0; n < kN; ++n) {
-                acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part[n], Acc),
-                                                      scale[kOneWScale ? 0 : n], acc[m][n]);
+                acc[m][n] = __builtin_elementwise_fma(__builtin_convertvector(part[n], Acc), scale[kOneWScale ? 0 : n],
+                                                      acc[m][n]);
             }
         }
     };
