@@ -200,7 +200,9 @@ fn operator_time(op: &'static Operator, args: &Args) -> Result<()> {
     }
     call.check_complete()?;
     let sampled = if args.execute { "" } else { "&sampled=true" };
-    let spec = format!("emu:{}?details=true&time={}{sampled}", part.arch, part.name);
+    // Grids and choices of kernels follow from the device's CUs.
+    let (arch, name, cus) = (part.arch, part.name, part.cus());
+    let spec = format!("emu:{arch}?details=true&time={name}&cus={cus}{sampled}");
     let stream = Device::open(&spec)?.create_stream()?;
     op.execute(&stream, &call)?;
     let launches = stream.take_launches()?;

@@ -2,6 +2,7 @@
 #include <hk/entry.h>
 
 #include <gemm/gemm.h>
+#include <gemm/streamed.h>
 #include <gemm/warpgroup.h>
 
 namespace {
@@ -14,7 +15,7 @@ using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
 template <class T>
 using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5>;
 template <class T>
-using Tile128x128 = gemm::LargeTile<T, 128, 128, 2, 2, 5>;
+using Tile128x128 = gemm::StreamedOr<gemm::LargeTile<T, 128, 128, 2, 2, 5>, T, 128>;
 template <class T>
 using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5>;
 template <class T>

@@ -1,7 +1,7 @@
 // a8w8_blockscale.hip: GEMM of int8 or fp8 with block scales, LDS tiles; see gemm/operands/i8_fp8.h.
 #include <hk/entry.h>
 
-#include <gemm/operands/i8_fp8.h>
+#include <gemm/operands/i8_fp8_streamed.h>
 
 namespace {
 using gemm::blockscale_gemm;
@@ -12,7 +12,8 @@ template <class T>
 using Tile256x128 = gemm::Tile<T, Access::Vectorized, 256, 128, 4, 2, 5, 2>;
 // As many threads on all targets.
 template <class T>
-using Tile128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2 * hk::kRowsPerLane, 5, 2>;
+using Tile128x128 =
+    gemm::StreamedOr<gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2 * hk::kRowsPerLane, 5, 2>, T, 128>;
 template <class T>
 using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5, 2>;
 template <class T>
