@@ -15,6 +15,8 @@ using hk::u32;
 template <class T>
 using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
 template <class T>
+using Tile128x256 = gemm::Tile<T, Access::Vectorized, 128, 256, 2, 4, 5>;
+template <class T>
 using Tile128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2, 5>;
 template <class T>
 using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5>;
@@ -109,6 +111,7 @@ HK_FN void block_decode_gemm(const Params &args) {
 // Entry points of one dtype, as in src/experts/table.rs.
 #define EXPERTS(name, T)                                                                             \
     HK_ENTRY(experts_##name##_256x256, Tile256x256<T>::kThreads, expert_gemm<Tile256x256<T>>)        \
+    HK_ENTRY(experts_##name##_128x256, Tile128x256<T>::kThreads, expert_gemm<Tile128x256<T>>)        \
     HK_ENTRY(experts_##name##_128x128, Tile128x128<T>::kThreads, expert_gemm<Tile128x128<T>>)        \
     HK_ENTRY(experts_##name##_64x64, Tile64x64<T>::kThreads, expert_gemm<Tile64x64<T>>)              \
     HK_ENTRY(experts_##name##_16x32, gemm::kDecodeWaves *hk::kWaveSize,                              \

@@ -717,6 +717,15 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         check_aliases(self.op, &inputs, &[((y_name, Some(y)), &[])])
     }
 
+    /// Rows of an expert, of those that the lists know.
+    fn mean_rows(&self, sizes: &Sizes) -> usize {
+        match &self.rows {
+            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.gates,
+            ExpertRows::Sorted(_) => sizes.gates / sizes.experts.max(1),
+            ExpertRows::Ragged(rows) => sizes.gates / (rows.token_offs_raw.numel().max(2) - 1),
+        }
+    }
+
     /// Checks everything, and queues the kernel.
     pub fn run<Y: Float>(self, stream: &Stream, mut y: TensorViewMut<Y>) -> Result<()> {
         let (op, [a_name, w_name, weights_name, y_name]) = (self.op, self.names);
@@ -733,14 +742,13 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             let what = format!("{} by {} with {scales:?} scales", A::DTYPE, W::DTYPE);
             return Err(Error::unsupported(op, what, "no kernel has these operands"));
         };
-        // On sm_90 256 x 256 does not fit the registers.
-        let fits = |tile: ExpertTile| {
-            tile.shape().0 <= block
-                && (info.arch.is_amd() || tile != ExpertTile::T256x256 || self.tile.is_some())
+        let chosen = match self.tile {
+            None => table::choose(kernels, info.arch, block, self.mean_rows(&sizes)),
+            Some(tile) => kernels.iter().find(|row| row.tile == tile && tile.shape().0 <= block),
         };
-        let chosen = kernels.iter().find(|row| self.tile.is_none_or(|t| t == row.tile) && fits(row.tile));
         let Some(&TileKernel { tile, kernel, packed }) = chosen else {
-            let tiles: Vec<_> = kernels.iter().map(|row| row.tile).filter(|&tile| fits(tile)).collect();
+            let tiles: Vec<_> =
+                kernels.iter().map(|row| row.tile).filter(|tile| tile.shape().0 <= block).collect();
             let got = self.tile.map_or("auto".into(), |tile| format!("{tile:?}"));
             return Err(Error::argument(
                 op,

@@ -1,16 +1,16 @@
 //! Which kernels serve which operands: a row for each tile.
 
 use crate::kernels::experts::Params;
-use hk_core::{DType, KernelRef};
+use hk_core::{Arch, DType, KernelRef};
 
 /// The tile of outputs that a block of an expert GEMM computes: rows by rows of `w`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertTile {
     /// 256 x 256 by eight waves, through LDS: a block fills a CU.
     T256x256,
-    /// 128 x 256 by eight waves, through LDS: a block fills a CU. For block scales and mxfp4.
+    /// 128 x 256 by eight waves, through LDS: a block fills a CU. Not for weights that are widened as they are loaded.
     T128x256,
-    /// 128 x 128 by four waves (mxfp4 by fp8: eight), through LDS: two blocks a CU.
+    /// 128 x 128 by four waves (mxfp4 by fp8, and 16-bit floats on sm_90a: eight), through LDS.
     T128x128,
     /// 64 x 64 by four waves, through LDS: four blocks a CU.
     T64x64,
@@ -71,6 +71,24 @@ pub(crate) struct TileKernel {
 
 pub(crate) type Kernels = &'static [TileKernel];
 
+/// The kernel for list tiles of `block` rows and `mean` rows of an expert: the largest that fits, but for
+///
+/// - gfx942: where both are there, 128 x 128 is faster than 256 x 256, and from some 256 rows on than 128 x 256, by modelled times
+///   (`docs/performance.md`);
+/// - sm_90 and sm_90a, by `mma.sync`: larger tiles than 128 x 128 spill registers.
+pub(crate) fn choose(kernels: Kernels, arch: Arch, block: usize, mean: usize) -> Option<&'static TileKernel> {
+    let has = |tile: ExpertTile| kernels.iter().any(|row| row.tile == tile);
+    let smaller = has(ExpertTile::T128x128);
+    let good = |tile: ExpertTile| match (tile, arch) {
+        (ExpertTile::T256x256, Arch::Gfx950) => true,
+        (ExpertTile::T256x256, _) => !smaller,
+        (ExpertTile::T128x256, Arch::Gfx942) => !smaller || mean <= 256,
+        (ExpertTile::T128x256, Arch::Sm90) => !smaller,
+        _ => true,
+    };
+    kernels.iter().find(|row| row.tile.shape().0 <= block && good(row.tile))
+}
+
 macro_rules! kernels {
     ($($tile:ident: [$($name:expr),+] $(packed [$($packed:expr),+])?),+ $(,)?) => {
         &[$(TileKernel {
@@ -87,6 +105,7 @@ macro_rules! direct {
     ($name:literal) => {
         kernels!(
             T256x256: ["experts_", $name, "_256x256"],
+            T128x256: ["experts_", $name, "_128x256"],
             T128x128: ["experts_", $name, "_128x128"],
             T64x64: ["experts_", $name, "_64x64"],
             T16x32: ["experts_", $name, "_16x32"],
