@@ -743,7 +743,11 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             return Err(Error::unsupported(op, what, "no kernel has these operands"));
         };
         let chosen = match self.tile {
-            None => table::choose(kernels, info.arch, block, self.mean_rows(&sizes)),
+            None => {
+                let floats = matches!(A::DTYPE, DType::Bf16 | DType::F16) && A::DTYPE == W::DTYPE;
+                let warpgroups = floats || A::DTYPE == DType::I8 && scales == LoopScales::None;
+                table::choose(kernels, info.arch, warpgroups, block, self.mean_rows(&sizes))
+            }
             Some(tile) => kernels.iter().find(|row| row.tile == tile && tile.shape().0 <= block),
         };
         let Some(&TileKernel { tile, kernel, packed }) = chosen else {

@@ -73,17 +73,23 @@ pub(crate) type Kernels = &'static [TileKernel];
 
 /// The kernel for list tiles of `block` rows and `mean` rows of an expert: the largest that fits, but for
 ///
-/// - gfx942: where both are there, 128 x 128 is faster than 256 x 256, and from some 256 rows on than 128 x 256, by modelled times
-///   (`docs/performance.md`);
-/// - sm_90 and sm_90a, by `mma.sync`: larger tiles than 128 x 128 spill registers.
-pub(crate) fn choose(kernels: Kernels, arch: Arch, block: usize, mean: usize) -> Option<&'static TileKernel> {
+/// - gfx942, without scales in the main loop: 128 x 128 is faster than 256 x 256, and from some 256 rows on than 128 x 256, by modelled
+///   times (`docs/performance.md`);
+/// - sm_90 and sm_90a, by `mma.sync`: larger tiles than 128 x 128 spill registers. `warpgroups`: of types that sm_90a multiplies by
+///   warpgroup instructions.
+pub(crate) fn choose(
+    kernels: Kernels,
+    arch: Arch,
+    warpgroups: bool,
+    block: usize,
+    mean: usize,
+) -> Option<&'static TileKernel> {
     let has = |tile: ExpertTile| kernels.iter().any(|row| row.tile == tile);
-    let smaller = has(ExpertTile::T128x128);
+    let (largest, smaller) = (has(ExpertTile::T256x256), has(ExpertTile::T128x128));
     let good = |tile: ExpertTile| match (tile, arch) {
-        (ExpertTile::T256x256, Arch::Gfx950) => true,
-        (ExpertTile::T256x256, _) => !smaller,
-        (ExpertTile::T128x256, Arch::Gfx942) => !smaller || mean <= 256,
-        (ExpertTile::T128x256, Arch::Sm90) => !smaller,
+        (ExpertTile::T256x256, _) => arch == Arch::Gfx950,
+        (ExpertTile::T128x256, Arch::Gfx942) => !largest || mean <= 256,
+        (ExpertTile::T128x256, Arch::Sm90 | Arch::Sm90a) => !smaller || warpgroups && arch == Arch::Sm90a,
         _ => true,
     };
     kernels.iter().find(|row| row.tile.shape().0 <= block && good(row.tile))
@@ -109,15 +115,6 @@ macro_rules! direct {
             T128x128: ["experts_", $name, "_128x128"],
             T64x64: ["experts_", $name, "_64x64"],
             T16x32: ["experts_", $name, "_16x32"],
-        )
-    };
-}
-macro_rules! blocks {
-    ($name:literal) => {
-        kernels!(
-            T128x256: ["experts_", $name, "_block_128x256"],
-            T64x64: ["experts_", $name, "_block_64x64"],
-            T16x32: ["experts_", $name, "_block_16x32"],
         )
     };
 }
@@ -166,8 +163,17 @@ static BF16: Kernels = direct!("bf16");
 static F16: Kernels = direct!("f16");
 static I8: Kernels = direct!("i8");
 static FP8: Kernels = direct!("fp8");
-static I8_BLOCK: Kernels = blocks!("i8");
-static FP8_BLOCK: Kernels = blocks!("fp8");
+static I8_BLOCK: Kernels = kernels!(
+    T128x256: ["experts_i8_block_128x256"],
+    T64x64: ["experts_i8_block_64x64"],
+    T16x32: ["experts_i8_block_16x32"],
+);
+static FP8_BLOCK: Kernels = kernels!(
+    T128x256: ["experts_fp8_block_128x256"],
+    T128x128: ["experts_fp8_block_128x128"],
+    T64x64: ["experts_fp8_block_64x64"],
+    T16x32: ["experts_fp8_block_16x32"],
+);
 
 /// The kernels for activations, weights and scales.
 pub(crate) fn kernels(a: DType, w: DType, scales: LoopScales) -> Option<Kernels> {
