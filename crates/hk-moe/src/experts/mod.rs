@@ -782,7 +782,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             split_bytes: row_bytes::<A>(sizes.k),
             k_bytes: row_bytes::<A>(sizes.k),
             blocks: blocks as u32,
-            pad: 0,
+            tile_n: 0,
         };
         let mut out = self.output(&sizes);
         out.y = launch.output_address(y_name, &mut y)?;
