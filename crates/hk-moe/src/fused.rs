@@ -448,7 +448,11 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
             ));
         };
         // The list tiles of all tokens: chunks give the same bits.
-        let block = moe_block_m(tokens, self.problem.k, self.problem.experts);
+        let block = match moe_block_m(tokens, self.problem.k, self.problem.experts) {
+            // 64 x 64 by warpgroup instructions loads weights once, which two tiles of 16 x 32 load each.
+            32 if stream.device().arch() == Arch::Sm90a && matches!(W::DTYPE, DType::Bf16 | DType::F16) => 64,
+            block => block,
+        };
         for first in (0..tokens).step_by(chunk.max(1)) {
             self.run_chunk(stream, quantize, first..tokens.min(first + chunk), block)?;
         }

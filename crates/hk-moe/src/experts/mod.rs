@@ -752,12 +752,19 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         if sizes.gates == 0 || sizes.cols == 0 {
             return Ok(());
         }
-        let (m, n) = tile.shape();
+        let (m, most) = tile.shape();
         let of_expert = sizes.gates.div_ceil(m);
         let m_tiles = match self.rows {
             ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.experts * of_expert,
             _ => list_tiles * (block / m),
         };
+        // By warpgroup instructions, `experts.hip` has blocks of 128 x 256, too: faster where they fill the device.
+        let halves = A::DTYPE == W::DTYPE && matches!(A::DTYPE, DType::Bf16 | DType::F16);
+        let wide = tile == ExpertTile::T128x128
+            && info.arch == Arch::Sm90a
+            && halves
+            && m_tiles.saturating_mul(sizes.w_rows.div_ceil(2 * most)) >= 2 * info.compute_units as usize;
+        let n = if wide { 2 * most } else { most };
         let n_tiles = sizes.w_rows.div_ceil(n);
         let blocks = m_tiles.saturating_mul(n_tiles);
         if blocks > MOST_GATES {
@@ -782,7 +789,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             split_bytes: row_bytes::<A>(sizes.k),
             k_bytes: row_bytes::<A>(sizes.k),
             blocks: blocks as u32,
-            tile_n: 0,
+            tile_n: n as u32,
         };
         let mut out = self.output(&sizes);
         out.y = launch.output_address(y_name, &mut y)?;
