@@ -10,7 +10,8 @@ pub enum ExpertTile {
     T256x256,
     /// 128 x 256 by eight waves, through LDS: a block fills a CU. For block scales and mxfp4.
     T128x256,
-    /// 128 x 128 by four waves (mxfp4 by fp8: eight), through LDS: two blocks a CU.
+    /// 128 x 128 by four waves (mxfp4 by fp8: eight), through LDS: two blocks a CU. Of 16-bit floats on sm_90a by eight, alone on an SM, and
+    /// 128 x 256 where there are two rounds of such blocks.
     T128x128,
     /// 64 x 64 by four waves, through LDS: four blocks a CU.
     T64x64,
