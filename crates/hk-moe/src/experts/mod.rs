@@ -742,11 +742,18 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             let what = format!("{} by {} with {scales:?} scales", A::DTYPE, W::DTYPE);
             return Err(Error::unsupported(op, what, "no kernel has these operands"));
         };
+        let m_tiles = |m: usize| match self.rows {
+            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.experts * sizes.gates.div_ceil(m),
+            _ => list_tiles * (block / m),
+        };
         let chosen = match self.tile {
             None => {
                 let floats = matches!(A::DTYPE, DType::Bf16 | DType::F16) && A::DTYPE == W::DTYPE;
                 let warpgroups = floats || A::DTYPE == DType::I8 && scales == LoopScales::None;
-                table::choose(kernels, info.arch, warpgroups, block, self.mean_rows(&sizes))
+                let two_rounds = m_tiles(128).saturating_mul(sizes.w_rows.div_ceil(256))
+                    >= 2 * info.compute_units as usize;
+                let mean = self.mean_rows(&sizes);
+                table::choose(kernels, info.arch, warpgroups && two_rounds, block, mean)
             }
             Some(tile) => kernels.iter().find(|row| row.tile == tile && tile.shape().0 <= block),
         };
@@ -765,11 +772,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             return Ok(());
         }
         let (m, n) = tile.shape();
-        let of_expert = sizes.gates.div_ceil(m);
-        let m_tiles = match self.rows {
-            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.experts * of_expert,
-            _ => list_tiles * (block / m),
-        };
+        let m_tiles = m_tiles(m);
         let n_tiles = sizes.w_rows.div_ceil(n);
         let blocks = m_tiles.saturating_mul(n_tiles);
         if blocks > MOST_GATES {
@@ -794,7 +797,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             split_bytes: row_bytes::<A>(sizes.k),
             k_bytes: row_bytes::<A>(sizes.k),
             blocks: blocks as u32,
-            pad: 0,
+            tile_n: 0,
         };
         let mut out = self.output(&sizes);
         out.y = launch.output_address(y_name, &mut y)?;
@@ -862,7 +865,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             per_token_inverse: u32::MAX / per_token,
             tile_log2: block.trailing_zeros(),
             list_tiles: list_tiles as u32,
-            tiles_of_expert: of_expert as u32,
+            tiles_of_expert: sizes.gates.div_ceil(m) as u32,
             ..Rows::zeroed()
         };
         match &self.rows {

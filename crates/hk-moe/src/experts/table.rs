@@ -10,7 +10,7 @@ pub enum ExpertTile {
     T256x256,
     /// 128 x 256 by eight waves, through LDS: a block fills a CU. Not for weights that are widened as they are loaded.
     T128x256,
-    /// 128 x 128 by four waves (mxfp4 by fp8, and 16-bit floats on sm_90a: eight), through LDS.
+    /// 128 x 128 by four waves (mxfp4 by fp8, and what warpgroup instructions multiply: eight), through LDS.
     T128x128,
     /// 64 x 64 by four waves, through LDS: four blocks a CU.
     T64x64,
@@ -75,12 +75,12 @@ pub(crate) type Kernels = &'static [TileKernel];
 ///
 /// - gfx942, without scales in the main loop: 128 x 128 is faster than 256 x 256, and from some 256 rows on than 128 x 256, by modelled
 ///   times (`docs/performance.md`);
-/// - sm_90 and sm_90a, by `mma.sync`: larger tiles than 128 x 128 spill registers. `warpgroups`: of types that sm_90a multiplies by
-///   warpgroup instructions.
+/// - sm_90 and sm_90a: larger tiles than 128 x 128 spill registers, but for 128 x 256 by warpgroup instructions, where blocks of it fill
+///   the device twice, `wide`.
 pub(crate) fn choose(
     kernels: Kernels,
     arch: Arch,
-    warpgroups: bool,
+    wide: bool,
     block: usize,
     mean: usize,
 ) -> Option<&'static TileKernel> {
@@ -89,7 +89,7 @@ pub(crate) fn choose(
     let good = |tile: ExpertTile| match (tile, arch) {
         (ExpertTile::T256x256, _) => arch == Arch::Gfx950,
         (ExpertTile::T128x256, Arch::Gfx942) => !largest || mean <= 256,
-        (ExpertTile::T128x256, Arch::Sm90 | Arch::Sm90a) => !smaller || warpgroups && arch == Arch::Sm90a,
+        (ExpertTile::T128x256, Arch::Sm90 | Arch::Sm90a) => !smaller || wide && arch == Arch::Sm90a,
         _ => true,
     };
     kernels.iter().find(|row| row.tile.shape().0 <= block && good(row.tile))
