@@ -8,8 +8,8 @@
 // product, so that no exponent is positive; see prepare.h.
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
 // One wave for 32 or 64 tokens of a chunk and a unit of columns of a value head (see tokens.h), all operands from memory: the decayed q k are
-// from accumulators the operand of D. Of 32 tokens H^T q and k q are made in one pass over K; of 64 in two, and H is read once. The bits
-// are the same. LDS holds the gates of the chunk.
+// from accumulators the operand of D. Of 32 tokens H^T q and k q are made in one pass over K (on sm_90 in two); of 64 in two, and H is read
+// once. The bits are the same. LDS holds the gates of the chunk.
 // Rounds the decayed q k to T where it is an operand, and o.
 // Floor: bytes of q, k, D, H, o; 2 C (K V + C K + C V) operations a chunk and value head, of the last two about half.
 #include <hk/arch.h>
@@ -31,7 +31,8 @@ HK_FN void outputs(const Prefill &p) {
     using R = Rows<T, kAccess>;
     constexpr int V = R::V, kFrags = kMostTokens / (4 * V);
     constexpr bool kWhole = kOwn == kTiles;  // all of the chunk
-    constexpr bool kTwoPasses = kWhole || kChannels;  // fewer registers
+    // Fewer registers. Where a lane has two rows of a tile (sm_90) one pass would spill three times as much.
+    constexpr bool kTwoPasses = kWhole || kChannels || hk::kRowsPerLane == 2;
     __shared__ Lds lds;
     const u32 group = hk::group_of_lane(hk::lane_id());
     const u32 units = (p.v_dim + 16 * V - 1) / (16 * V), parts = (p.chunk + 16 * kOwn - 1) / (16 * kOwn);

@@ -8,6 +8,7 @@
 namespace {
 using gemm::Params;
 using gemm::tile_gemm;
+using gemm::wide_tile_gemm;
 using hk::Access;
 
 template <class T>
@@ -25,7 +26,7 @@ using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 // Entry points of one dtype.
 #define A16W16(T)                                                                                         \
     HK_ENTRY(gemm_##T##_256x256, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, false>)      \
-    HK_ENTRY(gemm_##T##_128x256, Tile128x256<hk::T>::kThreads, tile_gemm<Tile128x256<hk::T>, false>)      \
+    HK_ENTRY(gemm_##T##_128x256, Tile128x256<hk::T>::kThreads, wide_tile_gemm<hk::T>)                     \
     HK_ENTRY(gemm_##T##_128x128, Tile128x128<hk::T>::kThreads, tile_gemm<Tile128x128<hk::T>, false>)      \
     HK_ENTRY(gemm_##T##_64x64, Tile64x64<hk::T>::kThreads, tile_gemm<Tile64x64<hk::T>, false>)            \
     HK_ENTRY(gemm_##T##_64x64_scalar, Scalar64x64<hk::T>::kThreads, tile_gemm<Scalar64x64<hk::T>, false>) \

@@ -2,6 +2,7 @@
 #include "experts.h"
 
 #include <gemm/operands/i8_fp8.h>
+#include <gemm/warpgroup.h>
 
 namespace {
 using experts::expert_decode_gemm;
@@ -15,11 +16,15 @@ using hk::u32;
 template <class T>
 using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
 template <class T>
-using Tile128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2, 5>;
+using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5>;
 template <class T>
-using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5>;
+using Tile128x128 = gemm::LargeTile<T, 128, 128, 2, 2, 5>;
+template <class T>
+using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5>;
 template <class T>
 using Block128x256 = gemm::Tile<T, Access::Vectorized, 128, 256, 2, 4, 5, 2>;
+template <class T>
+using Block128x128 = gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2 * hk::kRowsPerLane, 5, 2>;
 template <class T>
 using Block64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5, 2>;
 
@@ -109,6 +114,7 @@ HK_FN void block_decode_gemm(const Params &args) {
 // Entry points of one dtype, as in src/experts/table.rs.
 #define EXPERTS(name, T)                                                                             \
     HK_ENTRY(experts_##name##_256x256, Tile256x256<T>::kThreads, expert_gemm<Tile256x256<T>>)        \
+    HK_ENTRY(experts_##name##_128x256, Tile128x256<T>::kThreads, expert_gemm<Tile128x256<T>>)        \
     HK_ENTRY(experts_##name##_128x128, Tile128x128<T>::kThreads, expert_gemm<Tile128x128<T>>)        \
     HK_ENTRY(experts_##name##_64x64, Tile64x64<T>::kThreads, expert_gemm<Tile64x64<T>>)              \
     HK_ENTRY(experts_##name##_16x32, gemm::kDecodeWaves *hk::kWaveSize,                              \
@@ -120,3 +126,5 @@ HK_FN void block_decode_gemm(const Params &args) {
 
 EXPERTS(i8, hk::I8)
 EXPERTS(fp8, hk::Fp8)
+// For sm_90, where 128 x 256 with scales spills.
+HK_ENTRY(experts_fp8_block_128x128, Block128x128<hk::Fp8>::kThreads, block_gemm<Block128x128<hk::Fp8>>)

@@ -12,7 +12,8 @@ use crate::sum::{OfExperts, SumInputs, sum};
 use crate::topk::check_weights;
 use crate::{
     ExptData, Routing, RoutingOptions, TileLists, TopkOptions, moe_align_len, moe_align_workspace,
-    moe_block_m, moe_max_tiles, moe_routing_workspace, routing,
+    moe_block_m, moe_max_tiles, moe_routing_workspace,
+    routing::{self, mean_rows},
 };
 use hk_core::quant::Quantized;
 use hk_core::{
@@ -448,11 +449,27 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
             ));
         };
         // The list tiles of all tokens: chunks give the same bits.
-        let block = moe_block_m(tokens, self.problem.k, self.problem.experts);
+        let block = self.list_rows(stream.device().arch());
         for first in (0..tokens).step_by(chunk.max(1)) {
             self.run_chunk(stream, quantize, first..tokens.min(first + chunk), block)?;
         }
         Ok(())
+    }
+
+    /// Rows of a list tile.
+    fn list_rows(&self, arch: Arch) -> usize {
+        let FusedMoeProblem { tokens, k, experts, .. } = self.problem;
+        let widened = match self.inputs.scales {
+            FusedScales::None | FusedScales::Rows { .. } | FusedScales::Blocks { .. } => false,
+            FusedScales::Mx { activations, .. } => activations != MxActivations::Fp4,
+            FusedScales::Groups { .. } => true,
+        };
+        match (moe_block_m(tokens, k, experts), widened) {
+            (64, true) if mean_rows(tokens, k, experts) <= 32 => 16,
+            // 128 x 256 loads fewer bytes to a CU than 64 x 64, which there is the limit even of half-empty tiles.
+            (64, false) if arch == Arch::Gfx950 => 128,
+            (block, _) => block,
+        }
     }
 
     fn run_chunk<A: Element>(

@@ -56,10 +56,20 @@ pub(crate) fn next_mark() -> u64 {
     z ^ z >> 31
 }
 
-/// Rows of a tile that fit the tokens of an expert: the power of two, 16 to 128, from their mean on.
+/// Rows of a tile that fit the tokens of an expert: 16 up to a mean of 8, which reads weights from memory to registers; 64 up to a mean of
+/// 64, 128 beyond, through LDS. Weights that are widened as they are loaded are faster by 16 up to a mean of 32. By modelled times,
+/// `docs/performance.md`.
 pub fn moe_block_m(tokens: usize, k: usize, experts: usize) -> usize {
-    let mean = tokens.saturating_mul(k) / experts.max(1);
-    mean.clamp(1, 128).next_power_of_two().max(16)
+    match mean_rows(tokens, k, experts) {
+        0..=8 => 16,
+        9..=64 => 64,
+        _ => 128,
+    }
+}
+
+/// Rows of an expert.
+pub(crate) fn mean_rows(tokens: usize, k: usize, experts: usize) -> usize {
+    tokens.saturating_mul(k) / experts.max(1)
 }
 
 /// Tiles at most of `gates` gates of `experts` experts: the length of a map of tiles.

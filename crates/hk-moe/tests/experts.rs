@@ -292,7 +292,6 @@ fn wrong_arguments_are_refused_by_name() {
         &["moe_op: tile", "list tiles of 64"],
         |_| {},
     );
-    refusals(256, Some(ExpertTile::T128x256)).refuses(kind!(Argument), &["moe_op: tile"], |_| {});
 }
 
 /// On a device of one CU, the few blocks of 16 x 32 take many tiles each: the same bits as on a whole device.

@@ -285,9 +285,10 @@ fn more_than_one_launch_only_above_256_tokens() {
     assert!(moe_routing_workspace(257, 8, 128) > 32 + 2 * 257 * 8);
     assert_eq!(moe_routing_workspace(usize::MAX, 8, 128), usize::MAX);
     assert_eq!(
-        [moe_block_m(1, 8, 256), moe_block_m(4096, 8, 256), moe_block_m(1 << 20, 8, 8)],
-        [16, 128, 128]
+        [1, 8, 9, 64, 65, 1 << 20].map(|mean| moe_block_m(32 * mean, 8, 256)),
+        [16, 16, 64, 64, 128, 128]
     );
+    assert_eq!([moe_block_m(0, 8, 0), moe_block_m(usize::MAX, 8, 8)], [16, 128]);
     assert_eq!(
         [moe_max_tiles(8, 256, 16), moe_max_tiles(256, 256, 16), moe_max_tiles(257, 256, 16)],
         [8, 256, 256]

@@ -185,7 +185,7 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
                 split_bytes: plan.split_bytes as u32,
                 k_bytes: self.bytes(sizes.k) as u32,
                 blocks: plan.blocks as u32,
-                pad: 0,
+                tile_n: plan.tile_n as u32,
             },
             epilogue: self.epilogue(launch, sizes, &out, store, [!partial, true])?,
         };

@@ -29,6 +29,8 @@ pub struct Plan {
     pub split_bytes: usize,
     pub m_tiles: usize,
     pub n_tiles: usize,
+    /// Columns of a tile.
+    pub tile_n: usize,
     pub blocks: usize,
 }
 
@@ -107,12 +109,18 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
         let arch = stream.device().arch();
         let (each, slices) = config.slices(arch, k, eligible.family.precision, self.group_scales.columns());
         let splits = wanted.unwrap_or(slices);
-        let (m_tiles, n_tiles) = config.tiles(m, columns);
-        let blocks = outputs([batch.saturating_mul(splits), m_tiles, n_tiles]);
+        let slices = batch.saturating_mul(splits);
+        let (tile_m, most) = config.tile.shape();
+        let tile_n = match eligible.family.variant {
+            Variant::Gated => most,
+            _ => config.tile.width(stream.device().info(), eligible.family.precision, [slices, m, columns]),
+        };
+        let (m_tiles, n_tiles) = (m.div_ceil(tile_m), columns.div_ceil(tile_n));
+        let blocks = outputs([slices, m_tiles, n_tiles]);
         if blocks > LIMIT {
             return Err(Error::too_large(self.op, self.y, format!("{blocks} tiles"), LIMIT as u64));
         }
-        Ok(Plan { eligible, config, splits, split_bytes: self.bytes(each), m_tiles, n_tiles, blocks })
+        Ok(Plan { eligible, config, splits, split_bytes: self.bytes(each), m_tiles, n_tiles, tile_n, blocks })
     }
 }
 

@@ -30,7 +30,8 @@ pub enum GemmTile {
     /// where 16-bit floats use it by default. For plain GEMMs.
     S16x16Twice,
     /// 128 x 256 by eight waves, through LDS: a block fills a CU. The largest of 16-bit floats on sm_90a, whose warpgroup instructions
-    /// read fewer bytes of LDS for an output the more columns they have; elsewhere only if options ask for it.
+    /// read fewer bytes of LDS for an output the more columns they have; there a block has 192 or 224 columns if they fill the device
+    /// better. Elsewhere only if options ask for it.
     T128x256,
 }
 
@@ -53,10 +54,15 @@ struct Cost {
     time: f64,
 }
 
+/// Whether tiles through LDS multiply by warpgroup instructions.
+const fn by_warpgroups(arch: Arch, precision: Precision) -> bool {
+    matches!((arch, precision), (Arch::Sm90a, Precision::Bf16 | Precision::F16 | Precision::I8))
+}
+
 impl TileInfo {
     const fn on(&self, arch: Arch, precision: Precision) -> &Cost {
         match (arch, precision) {
-            (Arch::Sm90a, Precision::Bf16 | Precision::F16 | Precision::I8) => &self.warpgroups,
+            _ if by_warpgroups(arch, precision) => &self.warpgroups,
             (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
             (Arch::Gfx950, _) => &self.gfx950,
             _ => &self.gfx942,
@@ -65,7 +71,8 @@ impl TileInfo {
 }
 
 /// Rates of the cost model: clocks and throughput as published for MI308X and the largest part of each AMD target, bandwidths and launches as
-/// modelled (docs/timing.md); of sm_90 measured on an H200, but for the memory latency and the cost of a launch, which are assumed.
+/// modelled (docs/timing.md); of sm_90 measured on an H200, but for the memory latency and the cost of a launch, which are assumed; of
+/// sm_90a measured on an H100.
 struct Rates {
     /// Nanoseconds that a CU's matrix units take for a stage of K of an output.
     stage: f64,
@@ -101,7 +108,7 @@ impl Rates {
             },
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
             // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
-            (Arch::Sm90 | Arch::Sm90a, _) => Self {
+            (Arch::Sm90, _) => Self {
                 stage: 64.0 / (0.65 * 790e3 / 132.0),
                 byte: 132.0 / 4200.0,
                 alone: 1.5,
@@ -111,7 +118,19 @@ impl Rates {
                 least: 800.0 / 4.0,
                 launch: 2000.0,
             },
-            // MI308X: 1.37 GHz, at which launches take longer, and all of the memory; of 5.3 TB/s 3.6 are reached.
+            // Memory is copied at 3 TB/s. Two launches in turn, and the sum of slices, take 8 us.
+            (Arch::Sm90a, _) => Self {
+                stage: 64.0 / (0.65 * 790e3 / 132.0),
+                byte: 132.0 / 3000.0,
+                alone: 1.5,
+                near: 132.0 / 10000.0,
+                fill: 132.0 / 10000.0,
+                tall: 1.0,
+                least: 180.0,
+                launch: 8000.0,
+            },
+            // MI308X: 1.37 GHz. Of 5.3 TB/s as much is taken to be reached as on MI325X; `fill`, `tall` and `launch` are set for the choice to
+            // agree with hk-time at the shapes of crates/hk-time/validation/choices.py.
             (_, 80) => Self {
                 stage: 1.0 / (32.0 * 1.37),
                 byte: 80.0 / 3600.0,
@@ -173,17 +192,15 @@ impl GemmTile {
         const fn on_gfx942(info: TileInfo, gfx942: (usize, f64)) -> TileInfo {
             TileInfo { gfx942: cost(gfx942), ..info }
         }
-        const fn by_warpgroups(info: TileInfo, warpgroups: (usize, f64)) -> TileInfo {
+        const fn with(warpgroups: (usize, f64), info: TileInfo) -> TileInfo {
             TileInfo { warpgroups: cost(warpgroups), ..info }
         }
         match self {
             // Alone on a CU: nothing runs beside its barriers.
             Self::T256x256 => of([256, 256], (1, 1.5), (1, 4.0)),
-            Self::T128x256 => by_warpgroups(of([128, 256], (1, 1.1), (1, 4.0)), (1, 0.75)),
-            Self::T128x128 => {
-                on_gfx942(by_warpgroups(of([128, 128], (2, 1.0), (2, 1.1)), (2, 1.0)), (2, 0.85))
-            }
-            Self::T64x64 => by_warpgroups(of([64, 64], (3, 1.6), (4, 1.3)), (2, 1.2)),
+            Self::T128x256 => with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0))),
+            Self::T128x128 => on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85)),
+            Self::T64x64 => with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3))),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
             Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
@@ -217,6 +234,25 @@ impl GemmTile {
     pub const fn shape(self) -> (usize, usize) {
         let info = self.info();
         (info.m, info.n)
+    }
+
+    /// Columns of a block, of `slices` outputs of `m x n`: those of the tile, or the fewer that fill the device better. Gated GEMMs have
+    /// those of the tile.
+    pub(crate) fn width(self, info: &DeviceInfo, precision: Precision, [slices, m, n]: [usize; 3]) -> usize {
+        // A prologue and an epilogue take as long as so many columns.
+        const OVERHEAD: usize = 48;
+        let (tile_m, most) = self.shape();
+        let halves = matches!(precision, Precision::Bf16 | Precision::F16);
+        if self != Self::T128x256 || info.arch != Arch::Sm90a || !halves {
+            return most;
+        }
+        let rounds = |width| {
+            let tiles = m.div_ceil(tile_m).saturating_mul(n.div_ceil(width)).saturating_mul(slices);
+            tiles.div_ceil((info.compute_units as usize).max(1))
+        };
+        // `wide_tile_gemm` in `hip/include/gemm/warpgroup.h`.
+        let widths = [most, 224, 192];
+        widths.into_iter().min_by_key(|&width| rounds(width).saturating_mul(width + OVERHEAD)).unwrap_or(most)
     }
 
     /// Waves of a block.
@@ -355,12 +391,16 @@ impl Job<'_> {
         let [batch, m, _, k] = self.sizes;
         let rates = Rates::of(self.info);
         let cus = (self.info.compute_units as usize).max(1);
-        let blocks_of = |t: &TileInfo, n: usize| {
-            let tiles = batch.saturating_mul(m.div_ceil(t.m)).saturating_mul(n.div_ceil(t.n));
+        let width_of = |tile: GemmTile, precision, n| {
+            tile.width(self.info, precision, [batch.saturating_mul(splits), m, n])
+        };
+        let blocks_of = |tile: GemmTile, precision, n: usize| {
+            let n_tiles = n.div_ceil(width_of(tile, precision, n));
+            let tiles = batch.saturating_mul(m.div_ceil(tile.info().m)).saturating_mul(n_tiles);
             tiles.saturating_mul(splits)
         };
-        let blocks =
-            self.gemms(tile).map(|(tile, _, n)| blocks_of(&tile.info(), n)).fold(0, usize::saturating_add);
+        let blocks = self.gemms(tile).map(|(tile, precision, n)| blocks_of(tile, precision, n));
+        let blocks = blocks.fold(0, usize::saturating_add);
         // Blocks on a CU share what it has.
         let arch = self.info.arch;
         let per_cu = tile.info().on(arch, self.precision).per_cu;
@@ -375,18 +415,18 @@ impl Job<'_> {
         let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
         let (mut memory, mut split) = (0.0, rates.launch);
         for (tile, precision, n) in self.gemms(tile) {
-            let t = tile.info();
+            let (t, width) = (tile.info(), width_of(tile, precision, n));
             let bytes = precision.bytes(k);
             let weight = precision.weight_bits() as f64 / precision.bits() as f64;
             let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
-            let part = blocks_of(&t, n) as f64 / blocks.max(1) as f64;
-            let stage = resident * (t.m * t.n) as f64 * t.on(arch, precision).time * rates.stage;
+            let part = blocks_of(tile, precision, n) as f64 / blocks.max(1) as f64;
+            let stage = resident * (t.m * width) as f64 * t.on(arch, precision).time * rates.stage;
             // Prologue and epilogue cost some stages.
             let least = if tile.skinny() { 0.0 } else { rates.least };
             matrix.add(part, (stages + 8.0) * stage.max(least));
             // Weights come from memory, activations from L2. Through LDS, tiles of the same weights run together, and both come
             // from L2.
-            let (of_w, of_x) = (t.n as f64 * weight, m.min(t.m) as f64);
+            let (of_w, of_x) = (width as f64 * weight, m.min(t.m) as f64);
             let (filled, streamed) =
                 ((of_w + of_x) * rates.fill, of_w * rates.byte / rates.alone + of_x * rates.near);
             let row = match tile.skinny() {
@@ -461,6 +501,7 @@ impl Job<'_> {
         let skinny: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
             33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
+            17.. if by_warpgroups(self.info.arch, self.precision) => &[GemmTile::T64x64],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
             17.. if amd => &[GemmTile::S32x32, GemmTile::T64x64],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
@@ -492,11 +533,6 @@ impl GemmConfig {
         let step = (self.tile.stretch(arch) * 8 / precision.bits()).max(multiple);
         let each = k.div_ceil(self.splits.max(1)).next_multiple_of(step).max(step);
         (each, k.div_ceil(each).max(1))
-    }
-
-    pub(crate) fn tiles(&self, m: usize, n: usize) -> (usize, usize) {
-        let info = self.tile.info();
-        (m.div_ceil(info.m), n.div_ceil(info.n))
     }
 }
 
@@ -553,7 +589,7 @@ mod tests {
             assert!((config.tile.skinny() || m > 32) && rows >= m && rows < m + 32, "{config:?}");
             // Most CUs have work, if K has enough of it.
             let config = choose(m, 1280, 1 << 20, true);
-            let (_, n_tiles) = config.tiles(m, 1280);
+            let n_tiles = 1280_usize.div_ceil(config.tile.shape().1);
             assert!(n_tiles * config.splits * 4 >= 3 * cus, "{config:?}");
             // Where split-K would save less than it costs, K is whole.
             assert_eq!(choose(m, 2112, 1024, true).splits, 1);
@@ -625,25 +661,36 @@ mod tests {
         }
     }
 
-    /// On an H100 with warpgroup instructions 128 x 256 was the fastest of large GEMMs, 64 x 64 from 17 to 64 rows.
+    /// On an H100 with warpgroup instructions 128 x 256 was the fastest of large GEMMs, 64 x 64 from 17 to 64 rows; in between narrower
+    /// blocks of 128 rows that fill the device.
     #[test]
     fn the_choice_with_warpgroup_instructions() {
         let mut info = Device::open("emu:gfx942").unwrap().info().clone();
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3], precision| {
             let (info, sizes) = (&info, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }
-                .choose(&plain())
-                .tile
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&plain())
         };
         for size in [2048, 4096, 8192, 16384] {
-            assert_eq!(choose([size; 3], Precision::Bf16), GemmTile::T128x256, "{size}");
+            assert_eq!(choose([size; 3], Precision::Bf16).tile, GemmTile::T128x256, "{size}");
             // fp8 has none.
-            assert_eq!(choose([size; 3], Precision::Fp8), GemmTile::T128x128, "{size}");
+            assert_eq!(choose([size; 3], Precision::Fp8).tile, GemmTile::T128x128, "{size}");
         }
         for [n, k] in [[6144, 4096], [28672, 4096], [4096, 14336]] {
-            assert_eq!(choose([64, n, k], Precision::Bf16), GemmTile::T64x64, "{n} {k}");
+            for m in [17, 32, 64] {
+                assert_eq!(choose([m, n, k], Precision::Bf16).tile, GemmTile::T64x64, "{m} {n} {k}");
+            }
         }
+        let wide = |m, n, k| {
+            let GemmConfig { tile, splits, .. } = choose([m, n, k], Precision::Bf16);
+            (tile == GemmTile::T128x256).then(|| tile.width(&info, Precision::Bf16, [splits, m, n]))
+        };
+        assert_eq!(wide(512, 6144, 4096), Some(192));
+        assert_eq!([256, 512].map(|m| wide(m, 28672, 4096)), [Some(224); 2]);
+        assert_eq!([2048, 4096, 8192].map(|size| wide(size, size, size)), [Some(256); 3]);
+        assert_eq!(wide(256, 6144, 4096), None);
+        // Only kernels of 16-bit floats have narrower blocks.
+        assert_eq!(GemmTile::T128x256.width(&info, Precision::I8, [1, 512, 6144]), 256);
     }
 
     /// The measured best on an H200 for large GEMMs and up to 16 rows; otherwise what needs less L2 bandwidth.

@@ -186,6 +186,7 @@ pub(super) fn two(call: &CallSpec) -> Result<Problem> {
 /// What a GEMM of a launch is computed by.
 struct Share {
     tile: GemmTile,
+    width: usize,
     /// Columns of K of a pipeline stage of the block.
     at_a_time: usize,
     /// Columns of a split-K slice, and how many slices there are.
@@ -247,10 +248,16 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             // Scales are of the first.
             let config = GemmConfig { tile, ..config };
             let (each, splits) = config.slices(info.arch, k, precision, if i == 0 { groups } else { 1 });
-            let (m_tiles, n_tiles) = config.tiles(m, n);
+            let (tile_m, most) = tile.shape();
+            let width = match eligible.family.variant {
+                Variant::Gated => most,
+                _ => tile.width(info, precision, [batch.saturating_mul(splits), m, n]),
+            };
+            let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(width));
             let blocks = outputs([batch, m_tiles, n_tiles]).saturating_mul(splits);
             Share {
                 tile,
+                width,
                 at_a_time: tile.stretch(info.arch) * 8 / precision.bits(),
                 each: each.min(k),
                 splits,
@@ -274,10 +281,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             _ => 0,
         };
         let blocks = shares.iter().map(|share| share.blocks).fold(0, usize::saturating_add);
-        let tile_name = |share: &Share| {
-            let (m, n) = share.tile.shape();
-            format!("{m}x{n}")
-        };
+        let tile_name = |share: &Share| format!("{}x{}", share.tile.shape().0, share.width);
         let values = vec![
             ("tile", of(tile_name)),
             ("kernel", kernel(config.tile)),

@@ -717,6 +717,15 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
         check_aliases(self.op, &inputs, &[((y_name, Some(y)), &[])])
     }
 
+    /// Rows of an expert, of those that the lists know.
+    fn mean_rows(&self, sizes: &Sizes) -> usize {
+        match &self.rows {
+            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.gates,
+            ExpertRows::Sorted(_) => sizes.gates / sizes.experts.max(1),
+            ExpertRows::Ragged(rows) => sizes.gates / (rows.token_offs_raw.numel().max(2) - 1),
+        }
+    }
+
     /// Checks everything, and queues the kernel.
     pub fn run<Y: Float>(self, stream: &Stream, mut y: TensorViewMut<Y>) -> Result<()> {
         let (op, [a_name, w_name, weights_name, y_name]) = (self.op, self.names);
@@ -733,14 +742,24 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             let what = format!("{} by {} with {scales:?} scales", A::DTYPE, W::DTYPE);
             return Err(Error::unsupported(op, what, "no kernel has these operands"));
         };
-        // On sm_90 256 x 256 does not fit the registers.
-        let fits = |tile: ExpertTile| {
-            tile.shape().0 <= block
-                && (info.arch.is_amd() || tile != ExpertTile::T256x256 || self.tile.is_some())
+        let m_tiles = |m: usize| match self.rows {
+            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.experts * sizes.gates.div_ceil(m),
+            _ => list_tiles * (block / m),
         };
-        let chosen = kernels.iter().find(|row| self.tile.is_none_or(|t| t == row.tile) && fits(row.tile));
+        let chosen = match self.tile {
+            None => {
+                let floats = matches!(A::DTYPE, DType::Bf16 | DType::F16) && A::DTYPE == W::DTYPE;
+                let warpgroups = floats || A::DTYPE == DType::I8 && scales == LoopScales::None;
+                let two_rounds = m_tiles(128).saturating_mul(sizes.w_rows.div_ceil(256))
+                    >= 2 * info.compute_units as usize;
+                let mean = self.mean_rows(&sizes);
+                table::choose(kernels, info.arch, warpgroups && two_rounds, block, mean)
+            }
+            Some(tile) => kernels.iter().find(|row| row.tile == tile && tile.shape().0 <= block),
+        };
         let Some(&TileKernel { tile, kernel, packed }) = chosen else {
-            let tiles: Vec<_> = kernels.iter().map(|row| row.tile).filter(|&tile| fits(tile)).collect();
+            let tiles: Vec<_> =
+                kernels.iter().map(|row| row.tile).filter(|tile| tile.shape().0 <= block).collect();
             let got = self.tile.map_or("auto".into(), |tile| format!("{tile:?}"));
             return Err(Error::argument(
                 op,
@@ -753,11 +772,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             return Ok(());
         }
         let (m, n) = tile.shape();
-        let of_expert = sizes.gates.div_ceil(m);
-        let m_tiles = match self.rows {
-            ExpertRows::Masked(_) | ExpertRows::All { .. } => sizes.experts * of_expert,
-            _ => list_tiles * (block / m),
-        };
+        let m_tiles = m_tiles(m);
         let n_tiles = sizes.w_rows.div_ceil(n);
         let blocks = m_tiles.saturating_mul(n_tiles);
         if blocks > MOST_GATES {
@@ -782,7 +797,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             split_bytes: row_bytes::<A>(sizes.k),
             k_bytes: row_bytes::<A>(sizes.k),
             blocks: blocks as u32,
-            pad: 0,
+            tile_n: 0,
         };
         let mut out = self.output(&sizes);
         out.y = launch.output_address(y_name, &mut y)?;
@@ -850,7 +865,7 @@ impl<'a, A: Element, W: Element> ExpertGemm<'a, A, W> {
             per_token_inverse: u32::MAX / per_token,
             tile_log2: block.trailing_zeros(),
             list_tiles: list_tiles as u32,
-            tiles_of_expert: of_expert as u32,
+            tiles_of_expert: sizes.gates.div_ceil(m) as u32,
             ..Rows::zeroed()
         };
         match &self.rows {

@@ -1,16 +1,16 @@
 //! Which kernels serve which operands: a row for each tile.
 
 use crate::kernels::experts::Params;
-use hk_core::{DType, KernelRef};
+use hk_core::{Arch, DType, KernelRef};
 
 /// The tile of outputs that a block of an expert GEMM computes: rows by rows of `w`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertTile {
     /// 256 x 256 by eight waves, through LDS: a block fills a CU.
     T256x256,
-    /// 128 x 256 by eight waves, through LDS: a block fills a CU. For block scales and mxfp4.
+    /// 128 x 256 by eight waves, through LDS: a block fills a CU. Not for weights that are widened as they are loaded.
     T128x256,
-    /// 128 x 128 by four waves (mxfp4 by fp8: eight), through LDS: two blocks a CU.
+    /// 128 x 128 by four waves (mxfp4 by fp8, and what warpgroup instructions multiply: eight), through LDS.
     T128x128,
     /// 64 x 64 by four waves, through LDS: four blocks a CU.
     T64x64,
@@ -71,6 +71,30 @@ pub(crate) struct TileKernel {
 
 pub(crate) type Kernels = &'static [TileKernel];
 
+/// The kernel for list tiles of `block` rows and `mean` rows of an expert: the largest that fits, but for
+///
+/// - gfx942, without scales in the main loop: 128 x 128 is faster than 256 x 256, and from some 256 rows on than 128 x 256, by modelled
+///   times (`docs/performance.md`);
+/// - sm_90 and sm_90a: larger tiles than 128 x 128 spill registers, but for 128 x 256 by warpgroup instructions, where blocks of it fill
+///   the device twice, `wide`.
+pub(crate) fn choose(
+    kernels: Kernels,
+    arch: Arch,
+    wide: bool,
+    block: usize,
+    mean: usize,
+) -> Option<&'static TileKernel> {
+    let has = |tile: ExpertTile| kernels.iter().any(|row| row.tile == tile);
+    let (largest, smaller) = (has(ExpertTile::T256x256), has(ExpertTile::T128x128));
+    let good = |tile: ExpertTile| match (tile, arch) {
+        (ExpertTile::T256x256, _) => arch == Arch::Gfx950,
+        (ExpertTile::T128x256, Arch::Gfx942) => !largest || mean <= 256,
+        (ExpertTile::T128x256, Arch::Sm90 | Arch::Sm90a) => !smaller || wide && arch == Arch::Sm90a,
+        _ => true,
+    };
+    kernels.iter().find(|row| row.tile.shape().0 <= block && good(row.tile))
+}
+
 macro_rules! kernels {
     ($($tile:ident: [$($name:expr),+] $(packed [$($packed:expr),+])?),+ $(,)?) => {
         &[$(TileKernel {
@@ -87,18 +111,10 @@ macro_rules! direct {
     ($name:literal) => {
         kernels!(
             T256x256: ["experts_", $name, "_256x256"],
+            T128x256: ["experts_", $name, "_128x256"],
             T128x128: ["experts_", $name, "_128x128"],
             T64x64: ["experts_", $name, "_64x64"],
             T16x32: ["experts_", $name, "_16x32"],
-        )
-    };
-}
-macro_rules! blocks {
-    ($name:literal) => {
-        kernels!(
-            T128x256: ["experts_", $name, "_block_128x256"],
-            T64x64: ["experts_", $name, "_block_64x64"],
-            T16x32: ["experts_", $name, "_block_16x32"],
         )
     };
 }
@@ -147,8 +163,17 @@ static BF16: Kernels = direct!("bf16");
 static F16: Kernels = direct!("f16");
 static I8: Kernels = direct!("i8");
 static FP8: Kernels = direct!("fp8");
-static I8_BLOCK: Kernels = blocks!("i8");
-static FP8_BLOCK: Kernels = blocks!("fp8");
+static I8_BLOCK: Kernels = kernels!(
+    T128x256: ["experts_i8_block_128x256"],
+    T64x64: ["experts_i8_block_64x64"],
+    T16x32: ["experts_i8_block_16x32"],
+);
+static FP8_BLOCK: Kernels = kernels!(
+    T128x256: ["experts_fp8_block_128x256"],
+    T128x128: ["experts_fp8_block_128x128"],
+    T64x64: ["experts_fp8_block_64x64"],
+    T16x32: ["experts_fp8_block_16x32"],
+);
 
 /// The kernels for activations, weights and scales.
 pub(crate) fn kernels(a: DType, w: DType, scales: LoopScales) -> Option<Kernels> {

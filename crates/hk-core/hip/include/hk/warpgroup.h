@@ -24,7 +24,7 @@ namespace hk {
 template <int kRows_>
 struct alignas(1024) WarpgroupRows {
     static constexpr int kRows = kRows_, kBytes = 128, kChunks = 8;
-    static_assert(kRows % 64 == 0, "whole warpgroups");
+    static_assert(kRows % 16 == 0, "whole MMAs");
 
     Vec<u32, 4> chunk[kRows * kChunks];
 
@@ -152,6 +152,8 @@ struct WgmmaFrag;
 #define HK_REGISTERS_32(c, i) \
     HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8), HK_REGISTERS_8(c, i + 16), HK_REGISTERS_8(c, i + 24)
 #define HK_REGISTERS_64(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_32(c, i + 32)
+#define HK_REGISTERS_96(c, i) HK_REGISTERS_64(c, i), HK_REGISTERS_32(c, i + 64)
+#define HK_REGISTERS_112(c, i) HK_REGISTERS_96(c, i), HK_REGISTERS_8(c, i + 96), HK_REGISTERS_8(c, i + 104)
 #define HK_REGISTERS_128(c, i) HK_REGISTERS_64(c, i), HK_REGISTERS_64(c, i + 64)
 #define HK_NAMES_32                                                          \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -161,6 +163,21 @@ struct WgmmaFrag;
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HK_NAMES_96                                                                    \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define HK_NAMES_112                                                                   \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define HK_NAMES_128                                                                               \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
@@ -181,9 +198,11 @@ struct WgmmaFrag;
                          : "memory");                                                                        \
         }                                                                                                    \
     };
-#define HK_WGMMAS(T, cols, types, Number, constraint, flags)                 \
-    HK_WGMMA(T, 64, 32, cols, types, Number, constraint, "32", "33", flags)  \
-    HK_WGMMA(T, 128, 64, cols, types, Number, constraint, "64", "65", flags) \
+#define HK_WGMMAS(T, cols, types, Number, constraint, flags)                    \
+    HK_WGMMA(T, 64, 32, cols, types, Number, constraint, "32", "33", flags)     \
+    HK_WGMMA(T, 128, 64, cols, types, Number, constraint, "64", "65", flags)    \
+    HK_WGMMA(T, 192, 96, cols, types, Number, constraint, "96", "97", flags)    \
+    HK_WGMMA(T, 224, 112, cols, types, Number, constraint, "112", "113", flags) \
     HK_WGMMA(T, 256, 128, cols, types, Number, constraint, "128", "129", flags)
 #define HK_WGMMA_FRAG(T, n, registers, types, x0, x1, x2, x3, w)                                       \
     template <>                                                                                        \
@@ -218,10 +237,14 @@ HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 #undef HK_WGMMA
 #undef HK_NAMES_32
 #undef HK_NAMES_64
+#undef HK_NAMES_96
+#undef HK_NAMES_112
 #undef HK_NAMES_128
 #undef HK_REGISTERS_8
 #undef HK_REGISTERS_32
 #undef HK_REGISTERS_64
+#undef HK_REGISTERS_96
+#undef HK_REGISTERS_112
 #undef HK_REGISTERS_128
 
 }  // namespace detail

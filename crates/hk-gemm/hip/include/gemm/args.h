@@ -45,7 +45,7 @@ struct Grid {
     u32 split_bytes;       // bytes of a row of K in one split-K slice
     u32 k_bytes;           // bytes of a row of K
     u32 blocks;            // batches * splits * m_tiles * n_tiles
-    u32 pad;
+    u32 tile_n;            // columns of a tile, for kernels that have several; 0: the most
 };
 
 /// How rows of a choose their weight matrix, on the device.

@@ -36,9 +36,15 @@ struct TileAcc<WarpgroupTile<E, kTileM, kTileN, kStages>> : WaveTile<WarpgroupTi
 };
 
 namespace detail {
+/// As many stages as fit LDS, of which each block has 1 KiB to itself: two blocks an SM of 64 rows, else one.
+template <int kM, int kN>
+inline constexpr int kWarpgroupStages = [] {
+    constexpr int kBlocks = kM == 64 ? 2 : 1, kReserved = 1024;
+    return ((hk::kLdsBytes + kReserved) / kBlocks - kReserved) / ((kM + kN) * hk::WarpgroupRows<64>::kBytes);
+}();
 template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
 struct LargeTileOf {
-    using Type = WarpgroupTile<E, kM, kN, kM == 64 ? 5 : 4>;
+    using Type = WarpgroupTile<E, kM, kN, kWarpgroupStages<kM, kN>>;
 };
 template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
 struct LargeTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
@@ -53,5 +59,15 @@ using LargeTile = typename detail::LargeTileOf<E, kM, kN, kWavesM, kWavesN, kSta
 template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
 using LargeTile = Tile<E, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
 #endif
+
+/// tile_gemm of 128 x 256, by warpgroups also of 192 or 224 columns, if the grid says so.
+template <class E>
+HK_FN void wide_tile_gemm(const Params &p) {
+#if defined(HK_WARPGROUPS)
+    if (p.grid.tile_n == 192) return tile_gemm<LargeTile<E, 128, 192, 2, 4, 5>, false>(p);
+    if (p.grid.tile_n == 224) return tile_gemm<LargeTile<E, 128, 224, 2, 4, 5>, false>(p);
+#endif
+    tile_gemm<LargeTile<E, 128, 256, 2, 4, 5>, false>(p);
+}
 
 }  // namespace gemm

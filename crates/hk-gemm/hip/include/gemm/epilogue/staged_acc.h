@@ -10,14 +10,15 @@ namespace gemm {
 template <class Number, int kCols, int kRows = 16>
 struct StagedAcc {
     static constexpr u32 kChunks = kCols / 4;
-    static_assert(kChunks >= 4 && kChunks <= 64 && (kChunks & (kChunks - 1)) == 0, "rows of 16 to 256 columns");
+    static constexpr u32 kSwizzled = kChunks & (~kChunks + 1);  // a swizzle stays within so many chunks
+    static_assert(kCols % 16 == 0 && kChunks <= 64, "rows of 16 to 256 columns");
     using Chunk = Vec<Number, 4>;
     Chunk chunk[kRows * kChunks];
 
     HK_FN static u32 place(u32 row, u32 c) {
         const u32 r = row % 16;
         const u32 swizzle = kChunks == 4 ? r / 2 ^ r / 4 : r ^ r / 2 ^ r / 8 ^ r * 8;
-        return row * kChunks + (c ^ swizzle % kChunks);
+        return row * kChunks + (c ^ swizzle % kSwizzled);
     }
 
     /// Stores a lane's accumulators of 16 rows from `first` on.
