@@ -359,6 +359,9 @@ def main():
     args.directories = args.directories or DIRECTORIES
     args.work.mkdir(parents=True, exist_ok=True)
     args.work, args.hip = args.work.resolve(), args.hip.resolve()
+    if args.step in ("build", "run") and not (args.hip / "lib/libamdhip64.so").exists():
+        # The linker would take another one.
+        raise SystemExit(f"{args.hip}/lib: no libamdhip64.so; cargo xtask hip-runtime --release makes it")
     args.results = args.results or args.work / "results.txt"
     steps = {"fetch": fetch, "build": build, "run": run_tests, "compare": compare}
     if args.step == "table":
