@@ -14,6 +14,7 @@
 // Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 #pragma once
 
+#include "bytes.h"
 #include "keys.h"
 #include "merge.h"
 #include "outputs.h"
@@ -403,12 +404,25 @@ class Decode {
     /// 16 columns of bytes.
     HK_FN static Vec<u32, 8> widened(const Part &part, int c) {
         if constexpr (kStored == Rows::Scaled) {
+            const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(part.chunk[c]);
             const float scale = __builtin_bit_cast(float, u32(part.scales[c]));
-            const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(part.chunk[c]) * scale;
-            return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v));
+            if constexpr (hk::kHasCvtBf16) return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v * scale));
+            return rounded(v * (scale == scale ? scale : __builtin_nanf("")));
         } else {
-            return StoredFp8<T>::template widened<8>(part.chunk[c]);
+            return decode::BytesFp8<T>::template widened<8>(part.chunk[c]);
         }
+    }
+    /// Rounds to the nearest bf16, ties to even. NaNs have zeros in their low halves: unlike in `narrow`, no sum carries into a sign.
+    HK_FN static Vec<u32, 8> rounded(Vec<float, 16> v) {
+        const auto lifted = [&](int i) {
+            const float x = v[i];
+            const u32 bits = hk::detail::bits_of(x);
+            return bits + 0x7fffu + (bits >> 16 & 1u);
+        };
+        Vec<u32, 8> pairs;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) pairs[i] = hk::detail::high_halves(lifted(2 * i), lifted(2 * i + 1));
+        return pairs;
     }
 
     /// Loads 16 bytes per lane straight to LDS, lane l's to `to + 16 l`. Inactive lanes leave theirs.

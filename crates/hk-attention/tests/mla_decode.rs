@@ -343,6 +343,42 @@ proptest! {
     }
 }
 
+/// Scales of packed rows: a NaN whose payload is all ones, an infinity, and one whose products with odd elements lie halfway between
+/// two numbers of bf16.
+#[test]
+fn scales_of_packed_rows() {
+    for (scale, heads, fnuz) in [f32::from_bits(0x7fff_ffff), f32::INFINITY, 273.0 / 256.0]
+        .into_iter()
+        .flat_map(|scale| [(16, false), (40, true)].map(|(heads, fnuz)| (scale, heads, fnuz)))
+    {
+        let case = Case {
+            dtype: DType::Bf16,
+            stored: Stored::Packed,
+            heads,
+            c: 512,
+            r: 64,
+            lens: vec![[2, 70], [1, 33]],
+            page: None,
+            rotary: None,
+            tile: "auto",
+            keys_per_split: 0,
+            bits: 0,
+        };
+        let mut call = case.call(fnuz);
+        let pool = call.get("kv_pool").unwrap();
+        let (spec, mut bytes) = (pool.spec(), pool.bytes().to_vec());
+        // A scale of the row of sequence 0's key 5; a tie is one of all rows.
+        let slot = shuffled(103, 0)[5] as usize;
+        for (i, row) in bytes.chunks_mut(656).enumerate() {
+            if scale.abs() < f32::INFINITY || i == slot {
+                row[516..520].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        call.set("kv_pool", HostTensor::from_bytes(spec, bytes).unwrap()).unwrap();
+        check(&format!("a scale of {scale}, {heads} heads"), &call);
+    }
+}
+
 /// A batch for the laws: rows of the pool that no sequence has are NaN.
 struct Batch {
     heads: usize,
