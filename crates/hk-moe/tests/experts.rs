@@ -4,8 +4,8 @@ use crate::common::Numbers;
 use hk_core::{Profile, bf16};
 use hk_moe::reference::{self, EXPERT_TERMS, ExpertProblem};
 use hk_moe::{
-    ExpertInputs, ExpertTile, MaskedRows, SortedRows, TileLists, moe_align_block_size, moe_align_len,
-    moe_align_workspace, moe_op, moe_op_e2e, moe_op_masked, moe_op_silu_fused,
+    ExpertInputs, ExpertScales, ExpertTile, MaskedRows, SortedRows, TileLists, moe_align_block_size,
+    moe_align_len, moe_align_workspace, moe_op, moe_op_e2e, moe_op_masked, moe_op_silu_fused,
 };
 use hk_testkit::{
     self as kit, Gpu, HostTensorF64, Refusals, Tensor, Tolerance, kind, proptest::prelude::*, widen,
@@ -292,6 +292,33 @@ fn wrong_arguments_are_refused_by_name() {
         &["moe_op: tile", "list tiles of 64"],
         |_| {},
     );
+}
+
+/// Weights that are widened as they are loaded have no kernel of 128 x 256.
+#[test]
+fn a_tile_without_a_kernel_is_refused() {
+    Refusals::new((), |stream, tensors, ()| {
+        let rows = SortedRows {
+            sorted_token_ids: tensors.input("sorted_token_ids"),
+            expert_ids: tensors.input("expert_ids"),
+            num_tokens_post_padded: tensors.input("num_tokens_post_padded"),
+            block_size: 256,
+            topk_ids: None,
+        };
+        let inputs = ExpertInputs {
+            scales: ExpertScales::Rows { a: None, w: tensors.input("w_scale") },
+            ..ExpertInputs::new(tensors.input::<bf16>("a"), tensors.input::<i8>("w"))
+        };
+        moe_op(stream, inputs, rows, tensors.output::<bf16>("y"), Some(ExpertTile::T128x256))
+    })
+    .input::<bf16>("a", [6, 64])
+    .input::<i8>("w", [4, 32, 64])
+    .input::<f32>("w_scale", [4, 32])
+    .input::<i32>("sorted_token_ids", [256])
+    .input::<i32>("expert_ids", [16])
+    .input::<i32>("num_tokens_post_padded", [1])
+    .output::<bf16>("y", [12, 32])
+    .refuses(kind!(Argument), &["moe_op: tile: T128x256", "T128x128, T64x64"], |_| {});
 }
 
 /// On a device of one CU, the few blocks of 16 x 32 take many tiles each: the same bits as on a whole device.
