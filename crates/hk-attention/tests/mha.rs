@@ -329,6 +329,19 @@ fn options_of_every_shape() {
     }
 }
 
+/// Two keys whose weights add up to more than 1 and whose values cancel out: the error is that of the terms.
+#[test]
+fn terms_that_cancel_out() {
+    let sizes = [1, 126, 2, 3, 3, 1, 63];
+    let (call, _) = call_of("mha", DType::Bf16, sizes);
+    let with = |call, option: &str| {
+        let (_, give) = OPTIONS.iter().find(|(name, _)| *name == option).unwrap();
+        give(call, sizes)
+    };
+    let call = with(with(call, "dropout"), "v_descale");
+    call.check("mha of bf16, dropout and v_descale", 863_615_193_566);
+}
+
 fn sizes() -> impl Strategy<Value = Sizes> {
     let rows = || kit::size(0..=140, &[31, 32, 33, 127, 128, 129]);
     let heads = (1usize..=3, select(&[1usize, 2, 3, 7][..]));

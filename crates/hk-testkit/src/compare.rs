@@ -138,8 +138,13 @@ fn deviation(
         return Deviation { index, got, want, error, bound: 0.0, ok: same };
     }
     let (rtol, atol) = tolerance.bounds(dtype);
-    let terms = if let Tolerance::Sum { terms } = tolerance { terms * magnitude } else { 0.0 };
-    let bound = if want.is_finite() { rtol * want.abs() + terms + atol } else { 0.0 };
+    let rest = match tolerance {
+        Tolerance::Sum { terms } => terms * magnitude + atol,
+        // A magnitude of NaN is 1.
+        Tolerance::Attention | Tolerance::AttentionFp8 => atol * magnitude.max(1.0),
+        _ => atol,
+    };
+    let bound = if want.is_finite() { rtol * want.abs() + rest } else { 0.0 };
     // A result at the end of the range may round to infinity where the reference just does not.
     let reached = round_to(dtype, want + bound.copysign(want));
     if same || got == rounded || (got.is_infinite() && got == reached) {
@@ -154,7 +159,8 @@ fn deviation(
 /// Compares a result of type `dtype` with its reference.
 ///
 /// For [`Tolerance::Exact`] each element has the bits of the reference rounded once to `dtype`. Otherwise
-/// `|got - want| <= rtol |want| + atol` with the class's bounds, and for [`Tolerance::Sum`] with the error of the sum added;
+/// `|got - want| <= rtol |want| + atol` with the class's bounds, for [`Tolerance::Sum`] with the error of the sum added, and for
+/// attention with `atol` times a magnitude above 1;
 /// NaN meets NaN, and infinity meets what rounds to the same infinity, or would with the bound added.
 ///
 /// # Panics
@@ -172,9 +178,10 @@ pub fn compare(
     let elements = shape.iter().product::<usize>();
     assert_eq!(got.len(), elements, "{label}: elements of the result");
     assert_eq!(want.len(), elements, "{label}: elements of the reference");
-    let magnitudes = if magnitudes.is_empty() { want } else { magnitudes };
-    assert_eq!(magnitudes.len(), elements, "{label}: magnitudes of the reference");
-    let at = |i: usize| deviation(dtype, tolerance, i, got[i], want[i], magnitudes[i].abs());
+    assert!([0, elements].contains(&magnitudes.len()), "{label}: magnitudes of the reference");
+    let default = |i: usize| if matches!(tolerance, Tolerance::Sum { .. }) { want[i] } else { 1.0 };
+    let magnitude = |i: usize| magnitudes.get(i).copied().unwrap_or_else(|| default(i)).abs();
+    let at = |i: usize| deviation(dtype, tolerance, i, got[i], want[i], magnitude(i));
 
     let (mut compared, mut bad, mut rounded, mut worst) = (0, 0, 0, None::<Deviation>);
     for i in 0..elements {
@@ -296,6 +303,10 @@ impl fmt::Display for Comparison {
             Tolerance::Sum { terms } => writeln!(
                 f,
                 "are further than {rtol:e} |want| + {terms:e} magnitude + {atol:e} from the reference ({dtype})"
+            )?,
+            t @ (Tolerance::Attention | Tolerance::AttentionFp8) => writeln!(
+                f,
+                "are further than {rtol:e} |want| + {atol:e} max(magnitude, 1) from the reference ({dtype}, {t:?})"
             )?,
             t => writeln!(
                 f,
@@ -472,6 +483,23 @@ mod tests {
             ),
             "{report}"
         );
+    }
+
+    #[test]
+    fn attention_is_bounded_by_the_magnitude_of_its_terms() {
+        let t = Tolerance::Attention;
+        let (rtol, atol) = t.bounds(DType::Bf16);
+        // The norm of the errors is that of the other element.
+        let passes = |magnitudes: &[f64], share: f64| {
+            let want = HostTensorF64::new([2], vec![1.0, 1e6]).with_magnitudes(magnitudes.to_vec());
+            compare("x", DType::Bf16, &[1.0 + rtol + share * atol, 1e6], &want, t).passed()
+        };
+        for (magnitudes, factor) in
+            [(&[][..], 1.0), (&[0.25, 0.0], 1.0), (&[f64::NAN, 0.0], 1.0), (&[3.0, 0.0], 3.0)]
+        {
+            assert!(passes(magnitudes, 0.999 * factor), "{magnitudes:?}");
+            assert!(!passes(magnitudes, 1.001 * factor), "{magnitudes:?}");
+        }
     }
 
     #[test]

@@ -300,7 +300,7 @@ impl HostMask {
     }
 }
 
-/// The outputs of attention of these sequences: `out` and `lse`, by rows of `q` `[rows, Hq, Dqk]`. Rows of no sequence are untouched; of
+/// The outputs of attention of these sequences: `out` with the magnitudes of its terms, and `lse`, by rows of `q` `[rows, Hq, Dqk]`. Rows of no sequence are untouched; of
 /// calls beyond the limit of the reference also those between some of each sequence, of which the last query is one.
 /// `longest`: rows that counters of dropout are made of.
 pub(super) fn attend(
@@ -310,7 +310,7 @@ pub(super) fn attend(
     rows: &HostRows,
     sequences: &[Sequence],
     longest: [usize; 2],
-) -> Result<[Vec<f64>; 2]> {
+) -> Result<([Vec<f64>; 2], Vec<f64>)> {
     let values = |name: &str| call.optional(name).map(|t| (t.shape().to_vec(), t.to_f64()));
     // A value by sequence and head, of a tensor that may lack either.
     let by_head = |of: &Option<(Vec<usize>, Vec<f64>)>, n: usize, head: usize, heads: usize| {
@@ -328,18 +328,18 @@ pub(super) fn attend(
     let scale = scale(call)?.map_or(1.0 / (dqk as f64).sqrt(), f64::from);
     let total = q.len() / (heads * dqk).max(1);
     if total == 0 {
-        return Ok([vec![], vec![]]);
+        return Ok(([vec![], vec![]], vec![]));
     }
     let mut out = vec![HostTensorF64::UNTOUCHED; total * heads * dv];
+    let mut magnitudes = vec![0.0; total * heads * dv];
     let mut lse = vec![HostTensorF64::UNTOUCHED; total * heads];
     let keys: usize = sequences.iter().filter_map(|s| s.keys.as_ref()).map(Vec::len).sum();
     let of_queries = 2 * (keys * heads * (dqk + dv)) as u64;
     let most = usize::try_from(call.reference_limit() / of_queries.max(1)).unwrap_or(usize::MAX).max(1);
     for (n, Sequence { queries, keys }) in sequences.iter().enumerate() {
-        let (of_out, of_lse) = (
-            &mut out[queries.start * heads * dv..queries.end * heads * dv],
-            &mut lse[queries.start * heads..queries.end * heads],
-        );
+        let [of_y, of_sums] = [heads * dv, heads].map(|width| queries.start * width..queries.end * width);
+        let of_magnitudes = &mut magnitudes[of_y.clone()];
+        let (of_out, of_lse) = (&mut out[of_y], &mut lse[of_sums]);
         let Some(keys) = keys else {
             of_out.fill(f64::NAN);
             of_lse.fill(f64::NAN);
@@ -388,14 +388,16 @@ pub(super) fn attend(
             }),
             only: Some(&only),
         };
-        let (y, sums) = attention.run(&q, &k, &v);
+        let ([y, terms], sums) = attention.run_with_magnitudes(&q, &k, &v);
         for i in (0..queries.len()).filter(|i| only(*i)) {
             let [of_y, of_sums] = [heads * dv, heads].map(|width| i * width..(i + 1) * width);
-            of_out[of_y.clone()].iter_mut().zip(&y[of_y]).for_each(|(out, y)| *out = y / out_scale);
+            for at in of_y {
+                [of_out[at], of_magnitudes[at]] = [y[at] / out_scale, terms[at] / out_scale.abs()];
+            }
             of_lse[of_sums.clone()].copy_from_slice(&sums[of_sums]);
         }
     }
-    Ok([out, lse])
+    Ok(([out, magnitudes], lse))
 }
 
 /// Swaps the last two of three axes.
@@ -422,15 +424,16 @@ pub(super) fn keys_of(starts: &[i64], n: usize, total: usize) -> Option<Vec<usiz
     (0 <= first && first <= end && end <= total as i64).then(|| (first as usize..end as usize).collect())
 }
 
-/// The outputs by name, `lse` if the call asks for it. Weights of fp8 values may be fp8.
+/// The outputs by name, `out` with the magnitudes of its terms, `lse` if the call asks for it. Weights of fp8 values may be fp8.
 pub(super) fn outputs(
     call: &HostCall,
-    out: (Vec<usize>, Vec<f64>),
+    (shape, [out, magnitudes]): (Vec<usize>, [Vec<f64>; 2]),
     lse: (Vec<usize>, Vec<f64>),
 ) -> Named<HostTensorF64> {
     let fp8 = call.get("q").is_ok_and(|q| matches!(q.dtype(), DType::Fp8E4M3 | DType::Fp8E4M3Fnuz));
     let tolerance = fp8.then_some(Tolerance::AttentionFp8);
-    let mut outputs = vec![("out", HostTensorF64 { tolerance, ..HostTensorF64::new(out.0, out.1) })];
+    let out = HostTensorF64::new(shape, out).with_magnitudes(magnitudes);
+    let mut outputs = vec![("out", HostTensorF64 { tolerance, ..out })];
     if call.wants("lse") {
         outputs.push(("lse", HostTensorF64::new(lse.0, lse.1)));
     }

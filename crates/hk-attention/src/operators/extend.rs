@@ -207,7 +207,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let cache = cache_rows(call, POOLS, KvLayout::Nhd, sizes)?;
     let fresh = HostRows { k: call.get("k_ext")?.to_f64(), v: call.get("v_ext")?.to_f64() };
     let sizes = [heads, sizes.heads, dqk, sizes.dv];
-    let [out, lse] = attend_paged(call, sizes, host_sequences(call)?, &cache, &fresh, [0, 0])?;
+    let (out, lse) = attend_paged(call, sizes, host_sequences(call)?, &cache, &fresh, [0, 0])?;
     Ok(outputs(call, (vec![total_q, heads, sizes[3]], out), (vec![total_q, heads], lse)))
 }
 

@@ -330,7 +330,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             rotated.push((name, HostTensorF64::new(call.get(of)?.shape(), all)));
         }
     }
-    let [out, lse] = attend(call, heads, &q, &rows, &sequences, [sq, sk])?;
+    let (out, lse) = attend(call, heads, &q, &rows, &sequences, [sq, sk])?;
     let [out_shape, lse_shape] = shape.outputs();
     let lse = transposed(&lse, [if is_packed { 1 } else { n }, sq, heads[0]]);
     let mut outputs = outputs(call, (out_shape, out), (lse_shape, lse));

@@ -411,7 +411,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             }
         }
     }
-    let [out, lse] =
+    let (out, lse) =
         attend_rows(call, [heads, kv_heads, dqk, dv], &q, host.sequences(), &rows, &rows, [0, 0])?;
     let lse = transposed(&lse, [n, sq, heads]);
     let mut outputs = outputs(call, (vec![n, sq, heads, dv], out), (vec![n, heads, sq], lse));

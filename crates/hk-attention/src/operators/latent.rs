@@ -514,7 +514,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let rows: Vec<&[f64]> = pool.chunks(dqk).collect();
     let row = |slot: &i64| usize::try_from(*slot).ok().and_then(|slot| rows.get(slot)).copied();
     let rotate = rotation(call, dv)?;
-    let (mut out, mut lse, mut k_pe) = (vec![], vec![], vec![]);
+    let (mut out, mut lse, mut k_pe) = ([vec![], vec![]], vec![], vec![]);
     for (i, slots) in seen(call)?.into_iter().enumerate() {
         let last = slots.as_ref().and_then(|slots| slots.last().copied());
         let mut seen: Option<Vec<&[f64]>> = slots.and_then(|slots| slots.iter().map(row).collect());
@@ -529,9 +529,10 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         }
         let (y, sums) = latent.run(&q, seen.as_deref());
         // Without a visible key outputs are 0 whatever the factor is.
-        out.extend(
-            y.into_iter().map(|y| if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { y * factor }),
-        );
+        let factor = if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { factor };
+        for (out, y) in out.iter_mut().zip(y) {
+            out.extend(y.into_iter().map(|y| y * factor));
+        }
         lse.extend(sums);
         let beside = |key: Vec<f64>| key[dv..].iter().map(|x| x * factor).collect();
         k_pe.extend(key.map_or(vec![HostTensorF64::UNTOUCHED; dqk - dv], beside));

@@ -263,6 +263,6 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     };
     let sequences: Vec<_> = lens.iter().enumerate().map(sequence).collect();
     let q = call.get("q")?.to_f64();
-    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [sq, total])?;
+    let (out, lse) = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [sq, total])?;
     Ok(outputs(call, (vec![rows, heads, sizes.dv], out), (vec![rows, heads], lse)))
 }

@@ -220,7 +220,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         Some(t) if t.shape().len() == 2 => t.to_f64()[n * kv_heads + head],
         Some(t) => t.to_f64()[0],
     };
-    let (mut out, mut lse) = (vec![], vec![]);
+    let (mut out, mut lse) = ([vec![], vec![]], vec![]);
     for head in 0..kv_heads {
         // Each sequence has rows of its own, in the order of its keys.
         let mut host = HostRows { k: vec![], v: vec![] };
@@ -251,10 +251,12 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
             .flat_map(|row| (0..group).flat_map(move |of| at(row, of)..at(row, of) + dqk))
             .map(|i| q[i])
             .collect();
-        let [of_out, of_lse] = attend(call, [group, 1, dqk, dv], &of_head, &host, &of_call, [sq, 0])?;
+        let (of_out, of_lse) = attend(call, [group, 1, dqk, dv], &of_head, &host, &of_call, [sq, 0])?;
         for of in 0..group {
             let head_of = |row: usize| row * group + of;
-            out.extend((0..rows).flat_map(|row| of_out[head_of(row) * dv..][..dv].to_vec()));
+            for (out, of_out) in out.iter_mut().zip(&of_out) {
+                out.extend((0..rows).flat_map(|row| &of_out[head_of(row) * dv..][..dv]));
+            }
             lse.extend((0..rows).map(|row| of_lse[head_of(row)]));
         }
     }

@@ -747,7 +747,7 @@ fn reference_dense(call: &HostCall) -> Result<Named<HostTensorF64>> {
         |n: usize| Sequence { queries: n * sq..(n + 1) * sq, keys: Some((n * sk..(n + 1) * sk).collect()) };
     let sequences: Vec<_> = (0..b).map(sequence).collect();
     let q = call.get("q")?.to_f64();
-    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [sq, sk])?;
+    let (out, lse) = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [sq, sk])?;
     let lse = transposed(&lse, [b, sq, hq]);
     Ok(outputs(call, (vec![b, sq, hq, sizes.dv], out), (vec![b, hq, sq], lse)))
 }
@@ -759,7 +759,7 @@ fn reference_packed(call: &HostCall) -> Result<Named<HostTensorF64>> {
     if call.optional("block_table").is_some() {
         let rows = cache_rows(call, CACHE, layout(call)?, cache_sizes(call, CACHE)?)?;
         let longest = [total_q, total_k];
-        let [out, lse] = attend_paged(call, sizes.heads(), host_sequences(call)?, &rows, &rows, longest)?;
+        let (out, lse) = attend_paged(call, sizes.heads(), host_sequences(call)?, &rows, &rows, longest)?;
         return Ok(outputs(call, (vec![total_q, hq, sizes.dv], out), (vec![total_q, hq], lse)));
     }
     let (q_starts, k_starts) = (integers(call.get("cu_seqlens_q")?), integers(call.get("cu_seqlens_k")?));
@@ -770,6 +770,6 @@ fn reference_packed(call: &HostCall) -> Result<Named<HostTensorF64>> {
             .collect(),
     };
     let q = call.get("q")?.to_f64();
-    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [total_q, total_k])?;
+    let (out, lse) = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [total_q, total_k])?;
     Ok(outputs(call, (vec![total_q, hq, sizes.dv], out), (vec![total_q, hq], lse)))
 }

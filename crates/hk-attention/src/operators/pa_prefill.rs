@@ -217,7 +217,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let cache = cache_rows(call, CACHES, layout(call)?, sizes)?;
     let fresh = HostRows { k: call.get("k")?.to_f64(), v: call.get("v")?.to_f64() };
     let sizes = [heads, sizes.heads, dqk, sizes.dv];
-    let [out, _] = attend_paged(call, sizes, host_sequences(call)?, &cache, &fresh, [0, 0])?;
+    let (out, _) = attend_paged(call, sizes, host_sequences(call)?, &cache, &fresh, [0, 0])?;
     Ok(outputs(call, (vec![total_q, heads, sizes[3]], out), (vec![], vec![])))
 }
 

@@ -190,7 +190,7 @@ pub(super) fn attend_paged(
     cache: &HostRows,
     fresh: &HostRows,
     longest: [usize; 2],
-) -> Result<[Vec<f64>; 2]> {
+) -> Result<([Vec<f64>; 2], Vec<f64>)> {
     attend_rows(call, heads, &call.get("q")?.to_f64(), sequences, cache, fresh, longest)
 }
 
@@ -203,7 +203,7 @@ pub(super) fn attend_rows(
     cache: &HostRows,
     fresh: &HostRows,
     longest: [usize; 2],
-) -> Result<[Vec<f64>; 2]> {
+) -> Result<([Vec<f64>; 2], Vec<f64>)> {
     let [_, kv_heads, dqk, dv] = heads;
     let scale = |name: &str, n: usize, head: usize, slot: usize| match call.optional(name) {
         None => 1.0,

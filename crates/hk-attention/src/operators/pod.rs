@@ -259,13 +259,17 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         }
     };
     let rows = HostRows { k: values("k_prefill")?, v: values("v_prefill")? };
-    let prompts = attend(call, prefill, &values("q_prefill")?, &rows, &of_prompts, [0, 0])?;
+    let (prompts, prompts_lse) = attend(call, prefill, &values("q_prefill")?, &rows, &of_prompts, [0, 0])?;
     let cache = cache_rows(call, CACHES, layout(call)?, cache_sizes(call, CACHES)?)?;
-    let tokens =
+    let (tokens, tokens_lse) =
         attend_rows(call, decode, &values("q_decode")?, single_tokens(call)?, &cache, &cache, [0, 0])?;
-    let all = shapes(call)?.into_iter().zip(prompts.into_iter().chain(tokens));
+    let values = [prompts, [prompts_lse, vec![]], tokens, [tokens_lse, vec![]]];
+    let all = shapes(call)?.into_iter().zip(values);
     let wanted = all.filter(|((name, _), _)| name.starts_with("out") || call.wants(name));
-    Ok(wanted.map(|((name, shape), values)| (name, HostTensorF64::new(shape, values))).collect())
+    let tensor = |shape, [values, magnitudes]: [Vec<f64>; 2]| {
+        HostTensorF64::new(shape, values).with_magnitudes(magnitudes)
+    };
+    Ok(wanted.map(|((name, shape), values)| (name, tensor(shape, values))).collect())
 }
 
 /// Shapes of outputs and log-sum-exps, whether they are wanted or not.

@@ -116,6 +116,6 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let (start, len) = (integers(call.get("start")?), integers(call.get("len")?));
     let sequences: Vec<_> = start.iter().zip(&len).map(sequence).collect();
     let q = call.get("q")?.to_f64();
-    let [out, lse] = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [rows; 2])?;
+    let (out, lse) = attend(call, sizes.heads(), &q, &host_rows(call)?, &sequences, [rows; 2])?;
     Ok(outputs(call, (vec![rows, heads, sizes.dv], out), (vec![rows, heads], lse)))
 }

@@ -168,7 +168,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     };
     let of: Vec<_> = (0..sequences).map(sequence).collect();
     let q = call.get("q")?.to_f64();
-    let [out, lse] = attend(call, all.heads(), &q, &host_rows(call)?, &of, [queries, keys])?;
+    let (out, lse) = attend(call, all.heads(), &q, &host_rows(call)?, &of, [queries, keys])?;
     let lse = transposed(&lse, [sequences, queries, heads]);
     let shapes = (vec![sequences, queries, heads, dv], vec![sequences, heads, queries]);
     Ok(outputs(call, (shapes.0, out), (shapes.1, lse)))

@@ -279,7 +279,7 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     let ([total_q, heads, dqk], sizes) = (shape(call, "q")?, cache_sizes(call, CACHES)?);
     let rows = cache_rows(call, CACHES, layout(call)?, sizes)?;
     let sizes = [heads, sizes.heads, dqk, sizes.dv];
-    let [out, lse] = attend_paged(call, sizes, host_sequences(call)?, &rows, &rows, [0, 0])?;
+    let (out, lse) = attend_paged(call, sizes, host_sequences(call)?, &rows, &rows, [0, 0])?;
     Ok(outputs(call, (vec![total_q, heads, sizes[3]], out), (vec![total_q, heads], lse)))
 }
 

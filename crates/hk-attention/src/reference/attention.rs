@@ -104,9 +104,16 @@ impl Attention<'_> {
     /// Output `[queries, heads, dv]` and log-sum-exp `[queries, heads]` of `q` `[queries, heads, dqk]`, `k` `[keys, kv_heads, dqk]` and `v`
     /// `[keys, kv_heads, dv]`.
     pub fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let ([out, _], lse) = self.run_with_magnitudes(q, k, v);
+        (out, lse)
+    }
+
+    /// [`run`](Self::run), and beside each output `sum_j |keep_ij / (1 - dropout) p_ij v_j|`: what rounded weights are an error of.
+    pub fn run_with_magnitudes(&self, q: &[f64], k: &[f64], v: &[f64]) -> ([Vec<f64>; 2], Vec<f64>) {
         let rows = |x: &[f64], heads: usize| x.len() / (heads * self.dqk).max(1);
         let (queries, keys) = (rows(q, self.heads), rows(k, self.kv_heads));
         let (mut out, mut lse) = (vec![0.0; queries * self.heads * self.dv], vec![0.0; queries * self.heads]);
+        let mut magnitudes = out.clone();
         for i in (0..queries).filter(|i| self.only.is_none_or(|only| only(*i))) {
             for head in 0..self.heads {
                 let row = i * self.heads + head;
@@ -133,13 +140,15 @@ impl Attention<'_> {
                     });
                     let p = kept * (s - top).exp() / total;
                     let value = &v[of(j) * self.dv..][..self.dv];
-                    for (y, x) in out[row * self.dv..][..self.dv].iter_mut().zip(value) {
+                    let sums = out[row * self.dv..].iter_mut().zip(&mut magnitudes[row * self.dv..]);
+                    for ((y, magnitude), x) in sums.zip(value) {
                         *y += p * x;
+                        *magnitude += (p * x).abs();
                     }
                 }
             }
         }
-        (out, lse)
+        ([out, magnitudes], lse)
     }
 }
 

@@ -18,18 +18,20 @@ pub struct Latent {
 }
 
 impl Latent {
-    /// Output `[heads, dv]` and log-sum-exp `[heads]` of `q` `[heads, dqk]` over the rows that it sees; `None`: the pool lacks one of them.
+    /// Output `[heads, dv]`, the magnitudes of its terms, and log-sum-exp `[heads]` of `q` `[heads, dqk]` over the rows that it sees; `None`: the pool lacks one of them.
     ///
     /// ```text
     /// s_j = scale (q . row_j);  s = softcap tanh(s / softcap);  lse = ln(sum_j exp(s_j));  out = sum_j exp(s_j - lse) row_j[..dv]
     /// ```
-    pub fn run(&self, q: &[f64], rows: Option<&[&[f64]]>) -> (Vec<f64>, Vec<f64>) {
+    pub fn run(&self, q: &[f64], rows: Option<&[&[f64]]>) -> ([Vec<f64>; 2], Vec<f64>) {
         let Some(rows) = rows else {
-            return (vec![f64::NAN; self.heads * self.dv], vec![f64::NAN; self.heads]);
+            let nan = || vec![f64::NAN; self.heads * self.dv];
+            return ([nan(), nan()], vec![f64::NAN; self.heads]);
         };
         let (mut out, mut lse) = (vec![0.0; self.heads * self.dv], vec![f64::NEG_INFINITY; self.heads]);
+        let mut magnitudes = out.clone();
         if rows.is_empty() {
-            return (out, lse);
+            return ([out, magnitudes], lse);
         }
         for (head, query) in q.chunks(self.dqk).enumerate() {
             let scores: Vec<f64> = rows
@@ -43,10 +45,13 @@ impl Latent {
             lse[head] = top + scores.iter().map(|s| (s - top).exp()).sum::<f64>().ln();
             for (row, s) in rows.iter().zip(&scores) {
                 let p = (s - lse[head]).exp();
-                let columns = out[head * self.dv..][..self.dv].iter_mut().zip(*row);
-                columns.for_each(|(out, x)| *out += p * x);
+                let sums = out[head * self.dv..][..self.dv].iter_mut().zip(&mut magnitudes[head * self.dv..]);
+                for ((out, magnitude), x) in sums.zip(*row) {
+                    *out += p * x;
+                    *magnitude += (p * x).abs();
+                }
             }
         }
-        (out, lse)
+        ([out, magnitudes], lse)
     }
 }

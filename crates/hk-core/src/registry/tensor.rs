@@ -270,7 +270,8 @@ pub struct HostTensorF64 {
     pub shape: Vec<usize>,
     /// Elements, row-major.
     pub values: Vec<f64>,
-    /// For [`Tolerance::Sum`](super::Tolerance::Sum): of each element, what the sum of its terms' absolute values is at most. Empty: as the elements.
+    /// For [`Tolerance::Sum`](super::Tolerance::Sum) and [`Tolerance::Attention`](super::Tolerance::Attention): of each element, what the
+    /// sum of its terms' absolute values is at most. Empty: as the elements, and 1 for attention.
     pub magnitudes: Vec<f64>,
     /// How far a result of this call may be from it, where that is not what the operator says of its output.
     pub tolerance: Option<Tolerance>,

@@ -26,7 +26,9 @@ pub enum Tolerance {
         /// Error of the sum, relative to its magnitude.
         terms: f64,
     },
-    /// A convex combination whose weights are rounded to the result's type before they are summed up: the output of attention.
+    /// A sum of values whose weights are rounded to the result's type first: the output of attention,
+    /// `|got - want| <= rtol |want| + atol max(magnitude, 1)`, where the magnitude is the sum of the absolute terms
+    /// ([`HostTensorF64::magnitudes`](super::HostTensorF64::magnitudes)): above 1 with large values, their factors, or dropout.
     /// Beside the bounds of each element, the error's norm is bounded relative to that of the reference ([`norm`](Tolerance::norm)).
     Attention,
     /// The same with weights in fp8 e4m3.
@@ -51,8 +53,8 @@ impl Tolerance {
     }
 
     /// `(rtol, atol)` for a result of this type: `|got - want| <= rtol |want| + atol`, for [`Tolerance::Sum`] without the error
-    /// of the sum. Zero for [`Tolerance::Exact`], and
-    /// for types other than `f32`, `f16` and `bf16` in the classes of arithmetic.
+    /// of the sum, for attention with a magnitude up to 1. Zero for [`Tolerance::Exact`], and for types other than `f32`, `f16` and
+    /// `bf16` in the classes of arithmetic.
     pub const fn bounds(self, dtype: DType) -> (f64, f64) {
         match (self, dtype) {
             (Self::Within { rtol, atol }, _) => (rtol, atol),
