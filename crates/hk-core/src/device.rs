@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 /// | `budget=N` | instructions after which a wave is stopped as endless |
 /// | `details=BOOL` | count what depends on addresses: [`Counters::details`](crate::Counters::details), and by source line: [`Stream::take_profiles`] |
 /// | `blocks=BOOL` | with `details=true`: count each block by itself, too, [`Profile::blocks`](crate::Profile::blocks) |
-/// | `time=PART` | events and [`Stream::take_launches`] have the modelled time of launches on `mi300x`, `mi308x`, `mi325x`, `mi350x` or `mi355x` (feature `time`) |
+/// | `time=PART` | events and `Stream::take_launches` have the modelled time of launches on `mi300x`, `mi308x`, `mi325x`, `mi350x` or `mi355x` (feature `time`) |
 /// | `sampled=BOOL` | with `time`: launches are modelled and not executed, so that a launch of any size takes seconds; outputs are not computed |
 /// | `misaligned=BOOL` | let global accesses be misaligned, as the hardware does |
 /// | `skew=N` | modelled clocks that a wave may be ahead of the others of its workgroup when it accesses LDS (default: 16; under `sanitize=lds` and `=global` 262144): only kernels with races give other results |
