@@ -165,18 +165,21 @@ int main() {
         CHECK(hipMalloc((void **)&turns, sizeof values));
         CHECK(hipMemcpy(turns, values, sizeof values, 1));
         void *args[] = {&turns};
+        auto launch = [&](const void *kernel, unsigned blocks, unsigned threads) -> int {
+            return hipLaunchCooperativeKernel(kernel, blocks, threads, args, 0, nullptr);
+        };
         for (int again = 0; again < 2; again++)
-            CHECK(hipLaunchCooperativeKernel((const void *)round_trip, blocks, 128, args, 0, nullptr));
+            CHECK(launch((const void *)round_trip, blocks, 128));
         CHECK(hipMemcpy(values, turns, sizeof values, 2));
         for (int i = 0; i < blocks; i++) EXPECT(values[i] == i + 2 * blocks);
         EXPECT(values[blocks] == blocks * 128 * 100 + 10);
-        EXPECT(hipLaunchCooperativeKernel((const void *)round_trip, 100000, 128, args, 0, nullptr) == 720);
-        EXPECT(hipLaunchCooperativeKernel((const void *)round_trip, 0, 128, args, 0, nullptr) == 9);
-        EXPECT(hipLaunchCooperativeKernel((const void *)round_trip, 1, 2048, args, 0, nullptr) == 9);
-        EXPECT(hipLaunchCooperativeKernel(nullptr, 1, 64, args, 0, nullptr) == 98);
+        EXPECT(launch((const void *)round_trip, 100000, 128) == 720);
+        EXPECT(launch((const void *)round_trip, 0, 128) == 9);
+        EXPECT(launch((const void *)round_trip, 1, 2048) == 9);
+        EXPECT(launch(nullptr, 1, 64) == 98);
         hipGetLastError();
         int cooperative[2];
-        CHECK(hipLaunchCooperativeKernel((const void *)cooperates, 1, 1, args, 0, nullptr));
+        CHECK(launch((const void *)cooperates, 1, 1));
         CHECK(hipMemcpy(&cooperative[0], turns, sizeof(int), 2));
         cooperates<<<1, 1>>>(turns);
         CHECK(hipMemcpy(&cooperative[1], turns, sizeof(int), 2));
