@@ -168,8 +168,7 @@ int main() {
         auto launch = [&](const void *kernel, unsigned blocks, unsigned threads) -> int {
             return hipLaunchCooperativeKernel(kernel, blocks, threads, args, 0, nullptr);
         };
-        for (int again = 0; again < 2; again++)
-            CHECK(launch((const void *)round_trip, blocks, 128));
+        for (int again = 0; again < 2; again++) CHECK(launch((const void *)round_trip, blocks, 128));
         CHECK(hipMemcpy(values, turns, sizeof values, 2));
         for (int i = 0; i < blocks; i++) EXPECT(values[i] == i + 2 * blocks);
         EXPECT(values[blocks] == blocks * 128 * 100 + 10);
