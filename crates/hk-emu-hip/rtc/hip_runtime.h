@@ -121,6 +121,21 @@ __device__ inline unsigned __lane_id() { return __builtin_amdgcn_mbcnt_hi(~0u, _
 __device__ inline unsigned long long __ballot(int predicate) { return __builtin_amdgcn_ballot_w64(predicate != 0); }
 __device__ inline int __any(int predicate) { return __ballot(predicate) != 0; }
 __device__ inline int __all(int predicate) { return __ballot(!predicate) == 0; }
+
+// Barriers that count the threads of the block whose predicate is not 0: a wave's first lane adds those of its wave.
+__device__ inline int __syncthreads_count(int predicate) {
+    __shared__ static int count;
+    __syncthreads();  // every thread has read what the last call counted
+    if ((threadIdx.x | threadIdx.y | threadIdx.z) == 0) count = 0;
+    __syncthreads();
+    int of_wave = __builtin_popcountll(__ballot(predicate));
+    if (__lane_id() == 0) __hip_atomic_fetch_add(&count, of_wave, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+    __syncthreads();
+    return count;
+}
+__device__ inline int __syncthreads_and(int predicate) { return __syncthreads_count(!predicate) == 0; }
+__device__ inline int __syncthreads_or(int predicate) { return __syncthreads_count(predicate) != 0; }
+
 __device__ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 __device__ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 __device__ inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }

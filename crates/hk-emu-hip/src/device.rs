@@ -129,6 +129,7 @@ impl Device {
         p.managed_memory = attribute(24);
         p.concurrent_managed_access = attribute(9);
         p.host_native_atomic_supported = attribute(15);
+        p.cooperative_launch = attribute(10);
         p.can_use_host_pointer_for_registered_mem = attribute(4);
         p.shared_mem_per_block_optin = self.arch.lds_bytes().into();
         p.max_blocks_per_multi_processor = attribute(25);
@@ -174,6 +175,7 @@ impl Device {
         p.texture_pitch_alignment = new.texture_pitch_alignment;
         p.managed_memory = new.managed_memory;
         p.concurrent_managed_access = new.concurrent_managed_access;
+        p.cooperative_launch = new.cooperative_launch;
         p
     }
 
@@ -185,6 +187,7 @@ impl Device {
             3 | 4 => 1,                                            // mapped, registered host memory
             5 => part.clock_khz,                                   // ClockRate
             8 | 9 => 1,                        // ConcurrentKernels, ConcurrentManagedAccess
+            10 => 1,                           // CooperativeLaunch
             15 => 1,                           // HostNativeAtomicSupported
             19 => L2_BYTES,                    // L2CacheSize
             23 => 9,                           // ComputeCapabilityMajor
@@ -210,7 +213,7 @@ impl Device {
             87 => int(self.arch.wave_size().into()), // WarpSize
             88 | 90 => 1,                      // MemoryPools, HostRegister
             10_000 | 10_017 => 100_000,        // ClockInstructionRate, WallClockRate
-            // What these devices have not: textures, cooperative launches, virtual memory management, ..
+            // What these devices have not: textures, cooperative launches on several devices, virtual memory management, ..
             0..=91 | 10_001..=10_017 => 0,
             _ => return None,
         })

@@ -46,6 +46,7 @@ const MAX_MESSAGE_WORDS: usize = 1 << 17;
 const HOSTCALL_BUFFER: &str = "hidden_hostcall_buffer";
 const PRINTF_BUFFER: &str = "hidden_printf_buffer";
 const HEAP: &str = "hidden_heap_v1";
+const GRID: &str = "hidden_multigrid_sync_arg";
 
 /// What the kernels of a device call the host with: made at the first launch that needs it.
 #[derive(Default)]
@@ -54,6 +55,7 @@ pub(crate) struct Console {
     printf: Mutex<Option<u64>>,
     heap: Mutex<Option<Heap>>,
     messages: Mutex<Messages>,
+    grid: Mutex<Option<u64>>,
 }
 
 /// Messages that have begun, by number.
@@ -82,12 +84,31 @@ fn new_buffer(machine: &Machine) -> Result<u64, MemoryError> {
     Ok(buffer)
 }
 
+/// The bytes of what the blocks of a cooperative launch wait by, as ROCm's device library reads it.
+const GRID_BYTES: u64 = 48;
+
+fn new_grid(machine: &Machine) -> Result<u64, MemoryError> {
+    machine.alloc_zeroed(GRID_BYTES, 256, "barrier of the grid")
+}
+
+/// What the device library knows of a grid that is the only one of its launch: the barrier of several grids (none), the grid's number,
+/// their count, the threads before it and of all, the barrier of its blocks (two words) and their count.
+fn grid_info(dispatch: &Dispatch<'_>) -> [u8; GRID_BYTES as usize] {
+    let product = |sizes: &[u32; 3]| sizes.iter().map(|size| u64::from(*size)).product::<u64>();
+    let blocks = product(&dispatch.grid);
+    let words = [0, 1 << 32, 0, blocks * product(&dispatch.block), 0, blocks];
+    let mut bytes = [0; GRID_BYTES as usize];
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    bytes
+}
+
 /// Runs a kernel, serves its calls of the host, and prints what it prints. True if it wrote to stderr, as failed assertions do.
 pub(crate) fn launch(
     device: &Device,
     module: &Module,
     kernel: &hk_codeobj::Kernel,
     dispatch: &Dispatch<'_>,
+    cooperative: bool,
 ) -> (Result<Counters, Fault>, bool) {
     let (machine, console) = (&device.machine, &device.console);
     let mut hidden = vec![];
@@ -104,6 +125,12 @@ pub(crate) fn launch(
     };
     let hostcall = want(HOSTCALL_BUFFER, &console.hostcall, new_buffer);
     let printf = want(PRINTF_BUFFER, &console.printf, printf::new_buffer);
+    let grid = if cooperative { want(GRID, &console.grid, new_grid) } else { None };
+    if let Some(grid) = grid
+        && let Err(error) = machine.write(grid, &grid_info(dispatch))
+    {
+        say!("{error}");
+    }
     if kernel.args.iter().any(|arg| arg.kind == HEAP) {
         let mut heap = lock(&console.heap);
         if heap.is_none() {

@@ -242,6 +242,8 @@ pub(crate) struct Launch {
     /// Events around it; 0 is none.
     pub start: u64,
     pub stop: u64,
+    /// All blocks are resident at a time, and can wait for each other.
+    pub cooperative: bool,
 }
 
 /// Checks the sizes of a launch on the device of its kernel, as HIP does.
@@ -272,11 +274,54 @@ pub(crate) fn check_sizes(function: &Function, grid: [u32; 3], block: [u32; 3], 
     Ok(())
 }
 
+/// Whether the device holds all blocks of a grid at a time.
+///
+/// # Errors
+/// `hipErrorCooperativeLaunchTooLarge`.
+fn check_resident(function: &Function, grid: [u32; 3], block: [u32; 3], dynamic_lds: u64) -> Result {
+    let product = |sizes: [u32; 3]| sizes.iter().fold(1, |n: u64, s| n.saturating_mul(u64::from(*s)));
+    let threads = u32::try_from(product(block)).map_err(|_| HipError::INVALID_VALUE)?;
+    let each = u64::from(resident_blocks(function, threads, dynamic_lds)?);
+    let (blocks, resident) = (product(grid), each * function.device()?.compute_units() as u64);
+    if blocks > resident {
+        say!(
+            "{}: {blocks} blocks in a cooperative launch, {resident} are resident at a time",
+            function.name()
+        );
+        return Err(HipError::COOPERATIVE_LAUNCH_TOO_LARGE);
+    }
+    Ok(())
+}
+
+/// A cooperative launch, whose arguments HIP checks more than those of others.
+///
+/// # Errors
+/// `hipErrorInvalidConfiguration`, `hipErrorCooperativeLaunchTooLarge`, and those of other launches.
+pub(crate) fn launch_cooperative(
+    (function, handle): (&Arc<Function>, u64),
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_lds: u64,
+    on: StreamRef,
+    params: u64,
+) -> Result {
+    let threads = grid.iter().zip(block).map(|(blocks, threads)| u64::from(*blocks) * u64::from(threads));
+    if threads.into_iter().any(|n| n == 0 || n > u32::MAX.into()) {
+        return Err(HipError::INVALID_CONFIGURATION);
+    }
+    let arguments = Arguments { params, extra: 0 };
+    let (start, stop, cooperative) = (0, 0, true);
+    launch(function, &Launch { handle, grid, block, dynamic_lds, on, arguments, start, stop, cooperative })
+}
+
 /// Checks a launch as HIP does, and runs it or adds it to the graph that the stream captures.
 pub(crate) fn launch(function: &Arc<Function>, launch: &Launch) -> Result {
     let Launch { grid, block, on, .. } = *launch;
     on.device.check()?;
     if capture::captures(on)? {
+        if launch.cooperative {
+            return Err(HipError::STREAM_CAPTURE_UNSUPPORTED);
+        }
         let params = KernelNodeParams {
             block: Dim3 { x: block[0], y: block[1], z: block[2] },
             pad0: 0,
@@ -293,6 +338,9 @@ pub(crate) fn launch(function: &Arc<Function>, launch: &Launch) -> Result {
     }
     check_sizes(function, grid, block, launch.dynamic_lds)?;
     check_device(function, on)?;
+    if launch.cooperative {
+        check_resident(function, grid, block, launch.dynamic_lds)?;
+    }
     let args = launch.arguments.gather(function.kernel()?)?;
     let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args: &args };
     on.device.machine.check(&function.module.module, function.name(), &dispatch).map_err(|fault| {
@@ -353,7 +401,8 @@ pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8], from: O
     let _turn = lock(&device.turn);
     let mapped = Mapped::enter(device)?;
     let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args };
-    let (result, complained) = hostcall::launch(device, &function.module.module, kernel, &dispatch);
+    let (result, complained) =
+        hostcall::launch(device, &function.module.module, kernel, &dispatch, launch.cooperative);
     if let Some(mapped) = mapped {
         mapped.leave(device);
     }
@@ -408,7 +457,8 @@ fn launch_threads(
     }
     let block = [0, 1, 2].map(|i: usize| block[i].min(grid[i]));
     let grid = blocks(grid, block)?;
-    launch(&function, &Launch { handle, grid, block, dynamic_lds, on, arguments, start, stop })
+    let cooperative = false;
+    launch(&function, &Launch { handle, grid, block, dynamic_lds, on, arguments, start, stop, cooperative })
 }
 
 fn resident_blocks(function: &Function, block: u32, dynamic_lds: u64) -> Result<u32> {
@@ -557,7 +607,25 @@ api! {
             arguments: Arguments { params, extra },
             start: 0,
             stop: 0,
+            cooperative: false,
         })
+    }
+
+    fn hipModuleLaunchCooperativeKernel(
+        f: u64,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        dynamic_lds: c_uint,
+        on: u64,
+        params: u64,
+    ) {
+        let on = stream(on).map_err(|_| HipError::INVALID_VALUE)?;
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        launch_cooperative((&known_function(f)?, f), grid, block, dynamic_lds.into(), on, params)
     }
 
     fn hipExtModuleLaunchKernel(
@@ -735,9 +803,7 @@ pub(crate) fn launch_dims(
     arguments: Arguments,
     (start, stop): (u64, u64),
 ) -> Result {
-    let on = stream(on)?;
-    launch(
-        function,
-        &Launch { handle, grid: grid.into(), block: block.into(), dynamic_lds, on, arguments, start, stop },
-    )
+    let (on, cooperative) = (stream(on)?, false);
+    let (grid, block) = (grid.into(), block.into());
+    launch(function, &Launch { handle, grid, block, dynamic_lds, on, arguments, start, stop, cooperative })
 }

@@ -207,6 +207,30 @@ api! {
         launch_host_function(function, grid, block, arguments, dynamic_lds, on, (0, 0))
     }
 
+    fn hipLaunchCooperativeKernel(
+        function: u64,
+        grid: Dim3,
+        block: Dim3,
+        params: u64,
+        dynamic_lds: c_uint,
+        on: u64,
+    ) {
+        let on = stream(on)?;
+        if function == 0 {
+            return Err(HipError::INVALID_DEVICE_FUNCTION);
+        }
+        let known = function_for(on.device, function)?;
+        let (grid, block): ([u32; 3], [u32; 3]) = (grid.into(), block.into());
+        let threads = block.iter().fold(1, |n: u64, b| n.saturating_mul(u64::from(*b)));
+        if threads > on.device.arch.max_workgroup_threads().into() {
+            return Err(HipError::INVALID_CONFIGURATION);
+        }
+        if dynamic_lds > on.device.arch.lds_bytes() {
+            return Err(HipError::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        module::launch_cooperative((&known, function), grid, block, dynamic_lds.into(), on, params)
+    }
+
     fn hipExtLaunchKernel(
         function: u64,
         grid: Dim3,

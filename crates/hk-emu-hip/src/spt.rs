@@ -32,6 +32,17 @@ api! {
         result(hipLaunchKernel(function, grid, block, params, dynamic_lds, own(on)))
     }
 
+    fn hipLaunchCooperativeKernel_spt(
+        function: u64,
+        grid: Dim3,
+        block: Dim3,
+        params: u64,
+        dynamic_lds: c_uint,
+        on: u64,
+    ) {
+        result(hipLaunchCooperativeKernel(function, grid, block, params, dynamic_lds, own(on)))
+    }
+
     fn hipMemcpy_spt(dst: u64, src: u64, bytes: u64, kind: c_int) { result(hipMemcpy(dst, src, bytes, kind)) }
 
     fn hipMemcpyAsync_spt(dst: u64, src: u64, bytes: u64, kind: c_int, on: u64) {

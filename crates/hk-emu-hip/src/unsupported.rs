@@ -55,7 +55,7 @@ unsupported! { NAMES, not_supported();
     hipGraphicsGLRegisterBuffer hipGraphicsGLRegisterImage hipGraphicsMapResources
     hipGraphicsResourceGetMappedPointer hipGraphicsSubResourceGetMappedArray hipGraphicsUnmapResources
     hipGraphicsUnregisterResource hipImportExternalMemory hipImportExternalSemaphore hipInitActivityCallback
-    hipLaunchCooperativeKernel hipLaunchCooperativeKernelMultiDevice hipLaunchCooperativeKernel_spt
+    hipLaunchCooperativeKernelMultiDevice
     hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount hipLibraryLoadData hipLibraryLoadFromFile
     hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete hipLinkCreate hipLinkDestroy
     hipMalloc3DArray hipMemAddressFree hipMemAddressReserve hipMemAdvise_v2 hipMemCreate
@@ -70,7 +70,7 @@ unsupported! { NAMES, not_supported();
     hipMemcpyFromArray_spt hipMemcpyHtoA hipMemcpyHtoAAsync hipMemcpyToArray hipMemsetD2D16
     hipMemsetD2D16Async hipMemsetD2D32 hipMemsetD2D32Async hipMemsetD2D8 hipMemsetD2D8Async
     hipMipmappedArrayCreate hipMipmappedArrayDestroy hipMipmappedArrayGetLevel hipModuleGetFunctionCount
-    hipModuleGetTexRef hipModuleLaunchCooperativeKernel hipModuleLaunchCooperativeKernelMultiDevice
+    hipModuleGetTexRef hipModuleLaunchCooperativeKernelMultiDevice
     hipModuleLoadFatBinary hipOccupancyAvailableDynamicSMemPerBlock hipRegisterActivityCallback
     hipRegisterApiCallback hipRegisterTracerCallback hipRemoveActivityCallback hipRemoveApiCallback
     hipStreamBatchMemOp hipStreamCopyAttributes hipStreamGetAttribute hipStreamGetId hipStreamSetAttribute

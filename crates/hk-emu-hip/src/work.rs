@@ -224,6 +224,7 @@ impl Kernel {
             arguments: Arguments { params: 0, extra: 0 },
             start: self.start,
             stop: self.stop,
+            cooperative: false,
         };
         if self.start != 0 {
             stream::record_here(self.start)?;

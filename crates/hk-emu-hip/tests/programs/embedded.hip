@@ -18,6 +18,7 @@ extern "C" {
 hipError_t __hipPushCallConfiguration(dim3, dim3, size_t shared = 0, hipStream_t stream = nullptr);
 hipError_t __hipPopCallConfiguration(dim3 *, dim3 *, size_t *, hipStream_t *);
 hipError_t hipLaunchKernel(const void *, dim3, dim3, void **, size_t, hipStream_t);
+hipError_t hipLaunchCooperativeKernel(const void *, dim3, dim3, void **, unsigned, hipStream_t);
 hipError_t hipMalloc(void **, size_t);
 hipError_t hipHostMalloc(void **, size_t, unsigned);
 hipError_t hipFree(void *);
@@ -64,6 +65,45 @@ __global__ void fill(T *y, T value, int n) {
     int i = __builtin_amdgcn_workitem_id_x();
     if (i < n) y[i] = value;
 }
+
+// What a cooperative launch gives to ROCm's device library: this is its barrier of a grid.
+struct Grid {
+    unsigned long barrier_of_grids;
+    unsigned grid, grids;
+    unsigned long threads_before, threads;
+    unsigned arrived, unused, blocks;
+};
+
+__device__ void grid_barrier(Grid *grid) {
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+    __builtin_amdgcn_s_barrier();
+    if (__builtin_amdgcn_workitem_id_x() == 0) {
+        unsigned before = __hip_atomic_fetch_add(&grid->arrived, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        if ((before & 0xffff) == grid->blocks - 1)
+            __hip_atomic_fetch_add(&grid->arrived, 0x10000 - grid->blocks, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+        else
+            while (__hip_atomic_load(&grid->arrived, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) >> 16 == before >> 16)
+                __builtin_amdgcn_s_sleep(1);
+    }
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+}
+
+// Each block hands a value to the next one, so often that it comes back; y[n] is what the launch says of its grid.
+__global__ void round_trip(int *y) {
+    auto *grid = ((Grid **)__builtin_amdgcn_implicitarg_ptr())[11];
+    int n = grid->blocks, b = __builtin_amdgcn_workgroup_id_x();
+    for (int step = 0; step < n; step++) {
+        int value = y[(b + 1) % n];
+        grid_barrier(grid);
+        if (__builtin_amdgcn_workitem_id_x() == 0) y[b] = value + 1;
+        grid_barrier(grid);
+    }
+    if (b == 0) y[n] = grid->threads * 100 + grid->grids * 10 + grid->grid;
+}
+
+// Whether the launch is a cooperative one.
+__global__ void cooperates(int *y) { *y = ((Grid **)__builtin_amdgcn_implicitarg_ptr())[11] != nullptr; }
 
 #define CHECK(call)                                               \
     do {                                                          \
@@ -118,6 +158,32 @@ int main() {
         CHECK(hipMemcpy(packed, device, sizeof packed, 2));
         EXPECT(packed[0].value == 63 && packed[5].value == 58 && packed[5].wide == 29.0);
         CHECK(hipFree(device));
+
+        constexpr int blocks = 21;
+        int *turns, values[blocks + 1];
+        for (int i = 0; i < blocks; i++) values[i] = i;
+        CHECK(hipMalloc((void **)&turns, sizeof values));
+        CHECK(hipMemcpy(turns, values, sizeof values, 1));
+        void *args[] = {&turns};
+        auto launch = [&](const void *kernel, unsigned blocks, unsigned threads) -> int {
+            return hipLaunchCooperativeKernel(kernel, blocks, threads, args, 0, nullptr);
+        };
+        for (int again = 0; again < 2; again++) CHECK(launch((const void *)round_trip, blocks, 128));
+        CHECK(hipMemcpy(values, turns, sizeof values, 2));
+        for (int i = 0; i < blocks; i++) EXPECT(values[i] == i + 2 * blocks);
+        EXPECT(values[blocks] == blocks * 128 * 100 + 10);
+        EXPECT(launch((const void *)round_trip, 100000, 128) == 720);
+        EXPECT(launch((const void *)round_trip, 0, 128) == 9);
+        EXPECT(launch((const void *)round_trip, 1, 2048) == 9);
+        EXPECT(launch(nullptr, 1, 64) == 98);
+        hipGetLastError();
+        int cooperative[2];
+        CHECK(launch((const void *)cooperates, 1, 1));
+        CHECK(hipMemcpy(&cooperative[0], turns, sizeof(int), 2));
+        cooperates<<<1, 1>>>(turns);
+        CHECK(hipMemcpy(&cooperative[1], turns, sizeof(int), 2));
+        EXPECT(cooperative[0] == 1 && cooperative[1] == 0);
+        CHECK(hipFree(turns));
         CHECK(hipFree(x));
 
         int grid = 0, block = 0;

@@ -51,6 +51,11 @@ static const char *source =
     "extern \"C\" __global__ void check(int n) {\n"
     "    if (threadIdx.x == 1) printf(\"%d of %s\\n\", n, \"many\");\n"
     "    assert(threadIdx.x % 64 < n);\n"
+    "}\n"
+    "extern \"C\" __global__ void votes(int *y, int n) {\n"
+    "    int below = threadIdx.x < n, count = __syncthreads_count(below);\n"
+    "    int all = __syncthreads_and(below), any = __syncthreads_or(below);\n"
+    "    y[threadIdx.x] = 4 * count + 2 * all + any;\n"
     "}\n";
 
 static char *log_of(Handle program) {
@@ -133,6 +138,17 @@ int main(void) {
     CHECK(hipMemcpy(last, y, sizeof last, 2));
     for (int i = 0; i < 2; i++)
         if (last[4 * i] != 4 || last[4 * i + 1] != 8 || last[4 * i + 2] != 10 || last[4 * i + 3] != 1) return 1;
+
+    // Waves that agree and that do not, and one that is not whole.
+    CHECK(hipModuleGetFunction(&function, module, "votes"));
+    const int below[][2] = {{0, 0}, {1, 1}, {70, 1}, {199, 1}, {200, 3}, {1000, 3}};
+    for (int i = 0; i < 6; i++) {
+        int votes[200], limit = below[i][0], count = limit < 200 ? limit : 200;
+        CHECK(hipModuleLaunchKernel(function, 1, 1, 1, 200, 1, 1, 0, NULL, (void *[]){&y, &limit}, NULL));
+        CHECK(hipMemcpy(votes, y, sizeof votes, 2));
+        for (int t = 0; t < 200; t++)
+            if (votes[t] != 4 * count + below[i][1]) return printf("%d below %d: %d\n", t, limit, votes[t]), 1;
+    }
 
     const char *separate[] = {"-fgpu-rdc", "-DSCALE=1", "--gpu-architecture=gfx950"};
     CHECK(hiprtcCompileProgram(program, 3, separate));
