@@ -56,7 +56,8 @@ impl Clock {
         let before = |(id, stream): &(&u64, &Stream)| {
             **id == on.id || (on.id == 0 && stream.blocking) || (**id == 0 && on.is_blocking())
         };
-        streams.iter().filter(before).fold(Ok(0.0), |time, (_, stream)| later(&time, &stream.now))
+        let mut times = streams.iter().filter(before).map(|(_, stream)| stream.now.clone());
+        times.try_fold(0.0, |last: f64, time| Ok(last.max(time?)))
     }
 
     fn set(&self, on: StreamRef, now: Time) {
