@@ -14,6 +14,7 @@ mod isa;
 mod kernels;
 mod run;
 mod setup;
+mod timing;
 mod tools;
 
 use std::process::ExitCode;
@@ -50,6 +51,8 @@ enum Task {
     Bench(run::BenchArgs),
     /// Break every kernel in every place, one at a time, and count what the sanitizers find (takes minutes).
     Mutate(demo::MutateArgs),
+    /// Fit the constants of the timing model to measured launches, and print its held-out error (takes minutes).
+    FitTiming(timing::Args),
     /// List every operator: compiled for, tested, benchmarked; or every instruction of the emulator.
     Status(demo::StatusArgs),
 }
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Task::TestHip(args) => hip::test(&args),
         Task::Bench(args) => run::bench(&args),
         Task::Mutate(args) => demo::mutate(&args),
+        Task::FitTiming(args) => timing::fit(&args),
         Task::Status(args) => demo::status(&args),
     };
     match result {

@@ -322,3 +322,28 @@ fn wrong_usage_is_status_2() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output).contains("`hk-nonesuch` has no benchmarks"), "{}", text(&output));
 }
+
+#[test]
+fn fit_timing_hands_its_files_on_by_absolute_paths() {
+    let m = Machine::new();
+    fs::create_dir(m.path("objects")).unwrap();
+    m.script("cargo", "echo \"$@\"");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.arg("fit-timing").args(args).env("CARGO", m.path("bin/cargo"));
+        command.current_dir(m.dir.path()).output().unwrap()
+    };
+    let output = run(&["--objects", "objects", "--cases", "cases.csv", "--folds", "3", "--update"]);
+    let dir = fs::canonicalize(m.dir.path()).unwrap();
+    let want = format!(
+        "run --package hk-time --bin fit-timing -- --objects {0}/objects --cases {0}/cases.csv --folds 3 --update\n",
+        dir.display()
+    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), want, "{}", text(&output));
+    let missing = run(&["--objects", "none"]);
+    assert!(!missing.status.success() && text(&missing).contains("--objects: no directory none"));
+    assert!(
+        !run(&["--objects", "objects", "--folds", "1"]).status.success(),
+        "one fold holds out everything"
+    );
+}

@@ -37,13 +37,14 @@ struct Part {
 }
 
 impl Device {
-    /// MI300X and MI350X.
+    /// MI300X and MI350X, with the compute units of the part whose time is modelled.
     fn part(&self) -> Part {
         let clock_khz = 1000 * Costs::of(self.arch).engine_mhz as i32;
+        let modelled = self.clock.as_ref().map(|clock| clock.part.cus() as i32);
         if self.arch == Arch::Gfx950 {
             Part {
                 name: "MI350X",
-                compute_units: 256,
+                compute_units: modelled.unwrap_or(256),
                 clock_khz,
                 memory_clock_khz: 2_000_000,
                 memory_bytes: 288 << 30,
@@ -52,7 +53,7 @@ impl Device {
         } else {
             Part {
                 name: "MI300X",
-                compute_units: 304,
+                compute_units: modelled.unwrap_or(304),
                 clock_khz,
                 memory_clock_khz: 1_300_000,
                 memory_bytes: 192 << 30,
@@ -81,7 +82,8 @@ impl Device {
     }
 
     fn name(&self) -> String {
-        format!("hk-emu {} ({})", self.arch, self.part().name)
+        let modelled = self.clock.as_ref().map(|clock| clock.part.name.to_uppercase());
+        format!("hk-emu {} ({})", self.arch, modelled.as_deref().unwrap_or(self.part().name))
     }
 
     fn gcn_arch_name(&self) -> String {

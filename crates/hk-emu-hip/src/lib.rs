@@ -25,6 +25,7 @@ mod sanitize;
 mod spt;
 mod stats;
 mod stream;
+mod time;
 mod unsupported;
 mod volume;
 mod work;

@@ -401,6 +401,9 @@ pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8], from: O
     let _turn = lock(&device.turn);
     let mapped = Mapped::enter(device)?;
     let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args };
+    if let Some(clock) = &device.clock {
+        clock.launch(on, &function.module.module, function.name(), &dispatch);
+    }
     let (result, complained) =
         hostcall::launch(device, &function.module.module, kernel, &dispatch, launch.cooperative);
     if let Some(mapped) = mapped {

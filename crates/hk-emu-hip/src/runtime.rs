@@ -17,6 +17,7 @@ use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
 use crate::stream::{Event, Stream};
+use crate::time::{Clock, Once};
 
 /// A message for the programmer: error codes alone lack the cause.
 macro_rules! say {
@@ -58,6 +59,10 @@ pub(crate) struct Device {
     pub machine: Machine,
     /// Bytes of its memory, if that was said.
     pub memory: Option<u64>,
+    /// Where time is modelled.
+    pub clock: Option<Clock>,
+    /// Whose time events have is said once.
+    pub said_clock: Once,
     /// Devices to whose memory the program has enabled access.
     pub peers: Mutex<HashSet<usize>>,
     /// Held while a kernel runs: those of a device do not overlap.
@@ -94,6 +99,7 @@ impl Device {
     /// As before any failure.
     pub fn recover(&self) {
         self.failure.store(SUCCESS, Relaxed);
+        self.clock.iter().for_each(Clock::reset);
     }
 }
 
@@ -304,12 +310,12 @@ fn parse_devices(
                 .ok_or_else(|| format!("more than {MAX_DEVICES} devices"))?;
         }
         options = options.addresses(first..first + ADDRESSES_PER_DEVICE);
-        let mut memory = None;
+        let (mut memory, mut clock) = (None, None);
         for option in rest.split('&').filter(|o| !o.is_empty()) {
             let wrong = || {
                 format!(
                     "`{option}` is none of threads=N (N > 0), memory=SIZE (such as 16G), budget=N, skew=N, \
-                     misaligned=true or =false"
+                     misaligned=true or =false, time=PART (such as mi325x)"
                 )
             };
             let (key, value) = option.split_once('=').ok_or_else(wrong)?;
@@ -317,6 +323,11 @@ fn parse_devices(
                 "threads" => options.threads(Some(value.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?)),
                 "memory" => {
                     memory = Some(parse_size(value).ok_or_else(wrong)?);
+                    options
+                }
+                "time" => {
+                    let new = Clock::new(value, arch).map_err(|want| format!("`{option}` is not {want}"));
+                    clock = Some(new?);
                     options
                 }
                 "budget" => options.instruction_budget(Some(value.parse().map_err(|_| wrong())?)),
@@ -331,6 +342,8 @@ fn parse_devices(
             arch,
             machine: Machine::new(options),
             memory,
+            clock,
+            said_clock: Once::default(),
             peers: Mutex::default(),
             turn: Mutex::default(),
             failure: AtomicI32::new(SUCCESS),

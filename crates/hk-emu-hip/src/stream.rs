@@ -2,14 +2,14 @@
 
 use std::ffi::{c_float, c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::capture::{self, Mark};
 use crate::error::{HipError, Result};
 use crate::host::{get, put};
 use crate::ipc::SharedEvent;
 use crate::runtime::{Device, api, lock, runtime};
+use crate::time::Stamp;
 use crate::work::{self, Work, submit};
 use crate::{pool, queue};
 
@@ -23,10 +23,14 @@ pub(crate) struct Stream {
     mask: Vec<u32>,
 }
 
+/// When an event was recorded.
+type Record = Arc<OnceLock<Stamp>>;
+
 pub(crate) struct Event {
     pub device: usize,
     flags: c_uint,
-    recorded: Mutex<Option<Instant>>,
+    /// Its last record, which a command may still have to fill.
+    recorded: Mutex<Option<Record>>,
     /// The command that records it, or 0.
     ticket: AtomicU64,
     /// Its place in a capture, if it was recorded on a captured stream.
@@ -174,12 +178,13 @@ pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
     let mark = capture::mark(on);
     if mark.is_none() {
         if queue::idle(on) {
-            event.pass();
+            event.pass(on);
         } else {
-            let recorded = event.clone();
+            let (recorded, record) = (event.clone(), Record::default());
+            *lock(&event.recorded) = Some(record.clone());
             let number = event.shared.as_ref().map(|shared| shared.begin());
             let ticket = queue::add(on, &[], move || {
-                *lock(&recorded.recorded) = Some(Instant::now());
+                record.get_or_init(|| Stamp::on(on));
                 if let (Some(shared), Some(number)) = (&recorded.shared, number) {
                     shared.end(number);
                 }
@@ -191,9 +196,9 @@ pub(crate) fn record(handle: u64, on: StreamRef) -> Result {
     Ok(())
 }
 
-/// Records an event in a command that runs.
-pub(crate) fn record_here(handle: u64) -> Result {
-    event(handle)?.pass();
+/// Records an event in a command of a stream that runs.
+pub(crate) fn record_here(handle: u64, on: StreamRef) -> Result {
+    event(handle)?.pass(on);
     Ok(())
 }
 
@@ -213,8 +218,8 @@ fn record_with(handle: u64, on: u64, flags: c_uint) -> Result {
 
 impl Event {
     /// It is recorded now.
-    fn pass(&self) {
-        *lock(&self.recorded) = Some(Instant::now());
+    fn pass(&self, on: StreamRef) {
+        *lock(&self.recorded) = Some(Arc::new(OnceLock::from(Stamp::on(on))));
         self.ticket.store(0, Relaxed);
         if let Some(shared) = &self.shared {
             shared.end(shared.begin());
@@ -223,6 +228,10 @@ impl Event {
 
     fn ticket(&self) -> u64 {
         self.ticket.load(Relaxed)
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        lock(&self.recorded).as_ref()?.get().cloned()
     }
 
     /// Whether it was recorded, or a command is to do so.
@@ -249,10 +258,19 @@ impl Event {
 }
 
 /// Waits for the work before an event; an event that was never recorded has none.
-pub(crate) fn wait_for(handle: u64) -> Result {
+fn wait_for(handle: u64) -> Result {
     let event = event(handle)?;
     event.wait();
     event.check()
+}
+
+/// The same in a command of a stream that runs.
+pub(crate) fn wait_here(handle: u64, on: StreamRef) -> Result {
+    wait_for(handle)?;
+    if let Some(stamp) = event(handle)?.stamp() {
+        stamp.wait(on);
+    }
+    Ok(())
 }
 
 fn synchronize_event(handle: u64) -> Result {
@@ -292,8 +310,20 @@ fn wait_event(on: u64, handle: u64, flags: c_uint) -> Result {
         return Err(HipError::STREAM_CAPTURE_ISOLATION);
     }
     event.check()?;
+    let record = lock(&event.recorded).clone();
+    let goes_on = move || {
+        if let Some(stamp) = record.as_ref().and_then(|record| record.get()) {
+            stamp.wait(on);
+        }
+    };
     if !queue::is_done(event.ticket()) {
-        queue::add(on, &[event.ticket()], || {});
+        queue::add(on, &[event.ticket()], goes_on);
+    } else if on.device.clock.is_some() {
+        if queue::idle(on) {
+            goes_on()
+        } else {
+            queue::add(on, &[], goes_on);
+        }
     }
     if let Some(shared) = event.shared.clone()
         && let (record, false) = shared.last()
@@ -433,11 +463,10 @@ api! {
         if !events.iter().all(|event| queue::is_done(event.ticket())) {
             return Err(HipError::NOT_READY);
         }
-        // One lock at a time: both may be of one event.
-        let time = |event: &Event| lock(&event.recorded).ok_or(HipError::INVALID_HANDLE);
+        let time = |event: &Event| event.stamp().ok_or(HipError::NOT_READY);
         let (from, to) = (time(&start)?, time(&stop)?);
-        let ns = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as f64;
-        put(ms, ((ns(to, from) - ns(from, to)) / 1e6) as c_float)
+        let device = runtime().device(start.device as c_int)?;
+        put(ms, to.ms_since(&from, device)? as c_float)
     }
 }
 

@@ -53,14 +53,14 @@ impl Work {
         on.device.check()?;
         match self {
             Work::Kernel(kernel) => kernel.run(on),
-            Work::Copy(copy) => copy.run(),
-            Work::Fill(fill) => fill.run(),
+            Work::Copy(copy) => copy.run_on(on),
+            Work::Fill(fill) => fill.run_on(on),
             Work::Host(function, data) => {
                 stream::call_host(*function, *data);
                 Ok(())
             }
-            Work::Wait(event) => stream::wait_for(*event),
-            Work::Record(event) => stream::record_here(*event),
+            Work::Wait(event) => stream::wait_here(*event, on),
+            Work::Record(event) => stream::record_here(*event, on),
             Work::Alloc(memory) => {
                 GraphMemory::enter(memory);
                 Ok(())
@@ -116,7 +116,7 @@ pub(crate) fn copy_now(copy: Copy) -> Result {
     capture::forbid_synchronous()?;
     let (on, copy) = (stream::stream(0)?, copy.resolved()?);
     copy.others(on)?.into_iter().for_each(queue::synchronize);
-    queue::now(on, || copy.run())
+    queue::now(on, || copy.run_on(on))
 }
 
 /// Runs work of the null stream, and waits for it.
@@ -227,11 +227,11 @@ impl Kernel {
             cooperative: false,
         };
         if self.start != 0 {
-            stream::record_here(self.start)?;
+            stream::record_here(self.start, on)?;
         }
         let from = sanitize::options().launched();
         module::execute(&function, &launch, &self.arguments.bytes, from.as_ref())?;
-        if self.stop != 0 { stream::record_here(self.stop) } else { Ok(()) }
+        if self.stop != 0 { stream::record_here(self.stop, on) } else { Ok(()) }
     }
 }
 
@@ -370,13 +370,13 @@ impl Copy {
         let known = copy.ends()?.into_iter().all(memory::is_known);
         if !known {
             others.into_iter().for_each(queue::synchronize);
-            return queue::now(on, || copy.run());
+            return queue::now(on, || copy.run_on(on));
         }
         if queue::idle(on) && others.iter().all(|other| queue::idle(*other)) {
-            return copy.run();
+            return copy.run_on(on);
         }
         let after: Vec<u64> = others.iter().flat_map(|other| queue::before(*other)).collect();
-        let ticket = queue::add(on, &after, move || complain(on, copy.run()));
+        let ticket = queue::add(on, &after, move || complain(on, copy.run_on(on)));
         for other in others {
             queue::add(other, &[ticket], || {});
         }
@@ -442,7 +442,28 @@ impl Copy {
         Ok(())
     }
 
-    pub fn run(&self) -> Result {
+    /// Runs it in a command of a stream. One within the memory of the stream's device takes modelled time.
+    fn run_on(&self, on: StreamRef) -> Result {
+        if let Some(clock) = &on.device.clock {
+            let copy = self.resolved()?;
+            let here = |addr: &u64| memory::device_of(*addr).is_some_and(|d| d.ordinal == on.device.ordinal);
+            let ends = copy.ends()?;
+            if !ends.is_empty() && ends.iter().all(here) {
+                clock.moved(on, 2 * copy.bytes()?);
+            }
+        }
+        self.run()
+    }
+
+    /// Bytes that a copy without a symbol moves.
+    fn bytes(&self) -> Result<u64> {
+        Ok(match self {
+            Copy::Linear { bytes, .. } => *bytes,
+            _ => self.regions()?.map_or(0, |(_, _, [width, height, depth])| width * height * depth),
+        })
+    }
+
+    fn run(&self) -> Result {
         let copy = self.resolved()?;
         if let Copy::Linear { dst, src, bytes, kind } = copy {
             return memory::copy(dst, src, bytes, kind);
@@ -497,6 +518,18 @@ impl Fill {
     /// As those of the fill itself.
     pub fn check(&self) -> Result {
         if self.is_empty() { Ok(()) } else { memory::check_fill(self.params.dst, self.span()?) }
+    }
+
+    /// Runs it in a command of a stream. One of the device's memory takes modelled time.
+    fn run_on(&self, on: StreamRef) -> Result {
+        let p = &self.params;
+        if let Some(clock) = &on.device.clock
+            && !self.is_empty()
+            && memory::device_of(p.dst).is_some_and(|device| device.ordinal == on.device.ordinal)
+        {
+            clock.moved(on, p.width * u64::from(p.element_size) * p.height * self.depth);
+        }
+        self.run()
     }
 
     pub fn run(&self) -> Result {

@@ -288,3 +288,60 @@ fn reports_as_options_say() {
         "{report}"
     );
 }
+
+/// A name and a value of each line of `time.hip`.
+fn times(out: &str) -> std::collections::HashMap<&str, &str> {
+    out.lines().filter_map(|line| line.rsplit_once(' ')).collect()
+}
+
+#[test]
+fn events_have_modelled_time_on_a_device_with_a_part() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = compiled("time.hip", dir.path(), runtime.path());
+    for (device, cus) in [("gfx942?time=mi308x", 80), ("gfx950?time=mi355x", 256)] {
+        let device = format!("{device}&budget=100000");
+        let output = run(&program, &[], &device, runtime.path());
+        let (out, report) = (printed(output.clone()), String::from_utf8_lossy(&output.stderr));
+        if cus == 80 {
+            let again = printed(run(&program, &[], &device, runtime.path()));
+            assert_eq!(again, out, "threads of the host do not matter");
+        }
+        let all = times(&out);
+        let us = |name: &str| all[name].parse::<f64>().unwrap_or_else(|_| panic!("{name}: {out}"));
+        let same =
+            |name: &str, want: f64| assert!((us(name) - want).abs() < 0.01, "{name} is not {want}: {out}");
+        same("cus", f64::from(cus));
+        let launch = us("launch");
+        // 32 MiB at no more than the memory's 8 TB/s.
+        assert!((4.0..100.0).contains(&launch), "{out}");
+        for (name, launches) in [("again", 1.0), ("two", 2.0), ("behind blocking", 3.0), ("beside", 1.0)] {
+            same(name, launches * launch);
+        }
+        for (name, launches) in [("waits", 2.0), ("graph", 2.0), ("not behind it", 1.0)] {
+            same(name, launches * launch);
+        }
+        same("nothing", 0.0);
+        same("upload", 0.0);
+        assert!(us("quarter") < 0.6 * launch && us("fill") < us("copy"), "{out}");
+        assert_eq!(all["chain"], "hipErrorNotSupported", "{report}");
+        let part = device.split_once('=').unwrap().1.split('&').next().unwrap();
+        let says = format!("times of events of device 0 are those of {part} (modelled, error ");
+        assert_eq!(report.matches(&says).count(), 1, "{report}");
+        assert!(report.contains("hipEventElapsedTime: no modelled time: _Z5chainPi: "), "{report}");
+    }
+
+    let host = run(&program, &[], "gfx942", runtime.path());
+    let (out, report) = (printed(host.clone()), String::from_utf8_lossy(&host.stderr));
+    assert!(times(&out)["chain"].parse::<f64>().unwrap() > 0.0, "{out}");
+    assert_eq!(report.matches("times of events of device 0 are the host's").count(), 1, "{report}");
+    for (device, wants) in
+        [("gfx942?time=mi355x", "mi300x, mi308x, mi325x"), ("gfx950?time=", "mi350x, mi355x")]
+    {
+        let wrong = run(&program, &[], device, runtime.path());
+        let report = String::from_utf8_lossy(&wrong.stderr);
+        assert!(
+            report.contains(&format!("is not time=PART with one of {wants}; there is no device")),
+            "{report}"
+        );
+    }
+}

@@ -281,9 +281,18 @@ impl GemmTile {
         }
     }
 
-    /// Pipeline depth: stages in LDS, in registers or in flight.
+    /// Pipeline depth of a block of `width` columns: stages in LDS, in registers or in flight.
     #[cfg(feature = "registry")]
-    pub(crate) const fn stages(self, arch: Arch) -> usize {
+    pub(crate) const fn stages(self, arch: Arch, precision: Precision, width: usize) -> usize {
+        // `kWarpgroupStages` in `hip/include/gemm/warpgroup.h`: as many as fit LDS, of which each block has 1 KiB to itself.
+        if by_warpgroups(arch, precision) && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x64) {
+            const RESERVED: usize = 1024;
+            const ROW_BYTES: usize = 128;
+            let rows = self.shape().0;
+            let blocks = if rows == 64 { 2 } else { 1 };
+            let free = (arch.lds_bytes() as usize + RESERVED) / blocks - RESERVED;
+            return free / ((rows + width) * ROW_BYTES);
+        }
         match (self, arch) {
             (
                 Self::T256x256 | Self::T256x128 | Self::T128x256 | Self::T128x128 | Self::T64x64,
@@ -658,6 +667,19 @@ mod tests {
             let (info, sizes) = (&info, [1, m, n, k]);
             let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
             assert_eq!(job.choose(&eligible).tile, tile, "{cus} CUs, {m} x {n} x {k}");
+        }
+    }
+
+    /// Stages that fit 227 KiB, of 128 bytes a row; other tiles have a fixed number.
+    #[cfg(feature = "registry")]
+    #[test]
+    fn pipeline_depth_of_warpgroup_tiles() {
+        let stages = |tile: GemmTile, width| tile.stages(Arch::Sm90a, Precision::Bf16, width);
+        assert_eq!([256, 224, 192].map(|width| stages(GemmTile::T128x256, width)), [4, 5, 5]);
+        assert_eq!([stages(GemmTile::T128x128, 128), stages(GemmTile::T64x64, 64)], [7, 7]);
+        assert_eq!(stages(GemmTile::T256x256, 256), 5);
+        for (arch, depth) in [(Arch::Sm90a, 5), (Arch::Sm90, 5), (Arch::Gfx950, 5), (Arch::Gfx942, 4)] {
+            assert_eq!(GemmTile::T128x128.stages(arch, Precision::Fp8, 128), depth, "{arch}");
         }
     }
 

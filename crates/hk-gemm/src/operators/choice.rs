@@ -187,6 +187,8 @@ pub(super) fn two(call: &CallSpec) -> Result<Problem> {
 struct Share {
     tile: GemmTile,
     width: usize,
+    /// Pipeline depth.
+    stages: usize,
     /// Columns of K of a pipeline stage of the block.
     at_a_time: usize,
     /// Columns of a split-K slice, and how many slices there are.
@@ -258,6 +260,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             Share {
                 tile,
                 width,
+                stages: tile.stages(info.arch, precision, width),
                 at_a_time: tile.stretch(info.arch) * 8 / precision.bits(),
                 each: each.min(k),
                 splits,
@@ -288,7 +291,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             ("waves", config.tile.waves(info.arch).to_string()),
             ("operands", if config.tile.skinny() { "registers" } else { "LDS" }.to_owned()),
             ("K at a time", of(|share| share.at_a_time.to_string())),
-            ("stages", config.tile.stages(info.arch).to_string()),
+            ("stages", of(|share| share.stages.to_string())),
             ("splits", of(|share| share.splits.to_string())),
             ("K of a split", of(|share| share.each.to_string())),
             ("blocks", blocks.to_string()),
