@@ -225,12 +225,12 @@ class Decode {
     static constexpr int kVAccess = kVBytes < 16 ? kVBytes : 16;
     static constexpr int kVParts = kVBytes / kVAccess;
     static constexpr int kVKeys = 4 / kShare;  // of a tile
-    // Two sets of registers, if there are as many beside the accumulators.
-    static constexpr int kSets = hk::kRowsPerLane == 1 && (kM == 1 || kBytes == 1) ? 2 : 1;
+    // sm_90 has registers for one.
+    static constexpr int kSets = kOwn == 1 ? 2 : 1;
     static constexpr bool kSplit = QuerySplit::kTerms != 0;
     static constexpr int kQFrags = kSplit ? QuerySplit::kTerms * kKLoads : kSteps;  // of a row of Q
     // Queries of many rows are in LDS.
-    static constexpr bool kQueriesInLds = kOwn > 1 ? kSteps >= 4 : kM > 1 && kM *kSteps >= 16;
+    static constexpr bool kQueriesInLds = kOwn > 1 ? kSteps >= 4 : kM > 1;
 
     struct K {
         Vec<u32, 4> row[kTilesOfStep][kOwn][kKLoads];
