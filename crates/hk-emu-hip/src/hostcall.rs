@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use hk_emu::{Counters, Dispatch, Fault, Host, Machine, MemoryError, Module};
 
 use crate::heap::Heap;
+use crate::module::count_of;
 use crate::printf::{self, Output};
 use crate::runtime::{Device, lock, say};
 use crate::{sanitize, stats};
@@ -94,9 +95,8 @@ fn new_grid(machine: &Machine) -> Result<u64, MemoryError> {
 /// What the device library knows of a grid that is the only one of its launch: the barrier of several grids (none), the grid's number,
 /// their count, the threads before it and of all, the barrier of its blocks (two words) and their count.
 fn grid_info(dispatch: &Dispatch<'_>) -> [u8; GRID_BYTES as usize] {
-    let product = |sizes: &[u32; 3]| sizes.iter().map(|size| u64::from(*size)).product::<u64>();
-    let blocks = product(&dispatch.grid);
-    let words = [0, 1 << 32, 0, blocks * product(&dispatch.block), 0, blocks];
+    let blocks = count_of(dispatch.grid);
+    let words = [0, 1 << 32, 0, blocks * count_of(dispatch.block), 0, blocks];
     let mut bytes = [0; GRID_BYTES as usize];
     bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
     bytes

@@ -246,6 +246,11 @@ pub(crate) struct Launch {
     pub cooperative: bool,
 }
 
+/// The blocks of a grid, or the threads of a block.
+pub(crate) fn count_of(sizes: [u32; 3]) -> u64 {
+    sizes.iter().fold(1, |n: u64, size| n.saturating_mul(u64::from(*size)))
+}
+
 /// Checks the sizes of a launch on the device of its kernel, as HIP does.
 ///
 /// # Errors
@@ -258,7 +263,7 @@ pub(crate) fn check_sizes(function: &Function, grid: [u32; 3], block: [u32; 3], 
     if block.contains(&0) {
         return Err(HipError::INVALID_CONFIGURATION);
     }
-    let threads: u64 = block.iter().fold(1, |n: u64, b| n.saturating_mul(u64::from(*b)));
+    let threads = count_of(block);
     if threads > device.arch.max_workgroup_threads().into() {
         return Err(HipError::INVALID_VALUE);
     }
@@ -279,10 +284,9 @@ pub(crate) fn check_sizes(function: &Function, grid: [u32; 3], block: [u32; 3], 
 /// # Errors
 /// `hipErrorCooperativeLaunchTooLarge`.
 fn check_resident(function: &Function, grid: [u32; 3], block: [u32; 3], dynamic_lds: u64) -> Result {
-    let product = |sizes: [u32; 3]| sizes.iter().fold(1, |n: u64, s| n.saturating_mul(u64::from(*s)));
-    let threads = u32::try_from(product(block)).map_err(|_| HipError::INVALID_VALUE)?;
+    let threads = u32::try_from(count_of(block)).map_err(|_| HipError::INVALID_VALUE)?;
     let each = u64::from(resident_blocks(function, threads, dynamic_lds)?);
-    let (blocks, resident) = (product(grid), each * function.device()?.compute_units() as u64);
+    let (blocks, resident) = (count_of(grid), each * function.device()?.compute_units() as u64);
     if blocks > resident {
         say!(
             "{}: {blocks} blocks in a cooperative launch, {resident} are resident at a time",
@@ -454,7 +458,7 @@ fn launch_threads(
 ) -> Result {
     let function = known_function(handle)?;
     let on = stream(on)?;
-    let threads = block.iter().fold(1, |n: u64, b| n.saturating_mul(u64::from(*b)));
+    let threads = count_of(block);
     if threads > on.device.arch.max_workgroup_threads().into() {
         return Err(HipError::INVALID_VALUE);
     }

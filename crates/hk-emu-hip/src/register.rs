@@ -221,8 +221,7 @@ api! {
         }
         let known = function_for(on.device, function)?;
         let (grid, block): ([u32; 3], [u32; 3]) = (grid.into(), block.into());
-        let threads = block.iter().fold(1, |n: u64, b| n.saturating_mul(u64::from(*b)));
-        if threads > on.device.arch.max_workgroup_threads().into() {
+        if module::count_of(block) > on.device.arch.max_workgroup_threads().into() {
             return Err(HipError::INVALID_CONFIGURATION);
         }
         if dynamic_lds > on.device.arch.lds_bytes() {

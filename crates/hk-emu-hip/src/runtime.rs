@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hk_codeobj::Arch;
@@ -17,7 +17,7 @@ use crate::memory::{Block, GraphUse};
 use crate::module::{Function, Module};
 use crate::register::Registered;
 use crate::stream::{Event, Stream};
-use crate::time::{Clock, Once};
+use crate::time::Clock;
 
 /// A message for the programmer: error codes alone lack the cause.
 macro_rules! say {
@@ -343,7 +343,7 @@ fn parse_devices(
             machine: Machine::new(options),
             memory,
             clock,
-            said_clock: Once::default(),
+            said_clock: Once::new(),
             peers: Mutex::default(),
             turn: Mutex::default(),
             failure: AtomicI32::new(SUCCESS),

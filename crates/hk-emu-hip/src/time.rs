@@ -1,7 +1,6 @@
 //! Modelled time of a device with the option `time`: what its launches, fills and copies take on a part, by hk-time.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use hk_emu::{Dispatch, Module};
 use hk_time::constants::Values;
 use hk_time::launch::Launch;
 use hk_time::model::Options;
-use hk_time::parts::{PARTS, Part};
+use hk_time::parts::Part;
 
 use crate::error::{HipError, Result};
 use crate::runtime::{Device, lock, say};
@@ -18,14 +17,6 @@ use crate::stream::StreamRef;
 
 /// When a stream is somewhere: microseconds since the device's first command, or why that is not known.
 type Time = std::result::Result<f64, String>;
-
-/// The later of two times.
-fn later(a: &Time, b: &Time) -> Time {
-    match (a, b) {
-        (Ok(a), Ok(b)) => Ok(a.max(*b)),
-        (Err(why), _) | (_, Err(why)) => Err(why.clone()),
-    }
-}
 
 /// The time of a stream after its last command.
 struct Stream {
@@ -42,10 +33,7 @@ pub(crate) struct Clock {
 impl Clock {
     /// Of a part by name; else what is wanted.
     pub fn new(name: &str, arch: Arch) -> std::result::Result<Clock, String> {
-        let parts = || PARTS.into_iter().filter(|part| part.arch == arch);
-        let names = || parts().map(|part| part.name).collect::<Vec<_>>().join(", ");
-        let part = parts().find(|part| part.name == name);
-        let part = part.ok_or_else(|| format!("time=PART with one of {}", names()))?;
+        let part = Part::of_target(name, arch).map_err(|names| format!("time=PART with one of {names}"))?;
         Ok(Clock { part, streams: Mutex::default() })
     }
 
@@ -65,11 +53,7 @@ impl Clock {
     }
 
     fn add(&self, on: StreamRef, us: Time) {
-        let now = match (self.now(on), us) {
-            (Ok(now), Ok(us)) => Ok(now + us),
-            (Err(why), _) | (_, Err(why)) => Err(why),
-        };
-        self.set(on, now);
+        self.set(on, self.now(on).and_then(|now| Ok(now + us?)));
     }
 
     /// A fill or a copy on the device, which moves so many bytes.
@@ -106,7 +90,7 @@ impl Stamp {
     /// The stream goes on when it has been recorded.
     pub fn wait(&self, on: StreamRef) {
         if let (Some(clock), Some(at)) = (&on.device.clock, &self.modelled) {
-            clock.set(on, later(&clock.now(on), at));
+            clock.set(on, clock.now(on).and_then(|now| Ok(now.max(at.clone()?))));
         }
     }
 
@@ -117,19 +101,18 @@ impl Stamp {
     /// `hipErrorNotSupported`, after saying why, if a launch before this event could not be modelled.
     pub fn ms_since(&self, earlier: &Stamp, device: &Device) -> Result<f64> {
         let (Some(clock), Some(from), Some(to)) = (&device.clock, &earlier.modelled, &self.modelled) else {
-            device.said_clock.say(|| {
+            device.said_clock.call_once(|| {
                 let (ordinal, arch) = (device.ordinal, device.arch);
-                let parts: Vec<_> = PARTS.iter().filter(|p| p.arch == arch).map(|p| p.name).collect();
                 say!(
                     "times of events of device {ordinal} are the host's; modelled ones with HK_EMU_ARCH={arch}?time=PART, PART one of {}",
-                    parts.join(", ")
+                    Part::names(arch)
                 );
             });
             let ns =
                 |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as f64;
             return Ok((ns(self.host, earlier.host) - ns(earlier.host, self.host)) / 1e6);
         };
-        device.said_clock.say(|| {
+        device.said_clock.call_once(|| {
             let (ordinal, part) = (device.ordinal, clock.part);
             say!("times of events of device {ordinal} are those of {} ({})", part.name, part.error());
         });
@@ -139,18 +122,6 @@ impl Stamp {
                 say!("hipEventElapsedTime: no modelled time: {why}");
                 Err(HipError::NOT_SUPPORTED)
             }
-        }
-    }
-}
-
-/// A message that is printed once.
-#[derive(Default)]
-pub(crate) struct Once(AtomicBool);
-
-impl Once {
-    fn say(&self, print: impl FnOnce()) {
-        if !self.0.swap(true, Relaxed) {
-            print();
         }
     }
 }

@@ -300,8 +300,9 @@ impl HostMask {
     }
 }
 
-/// The outputs of attention of these sequences: `out` with the magnitudes of its terms, and `lse`, by rows of `q` `[rows, Hq, Dqk]`. Rows of no sequence are untouched; of
-/// calls beyond the limit of the reference also those between some of each sequence, of which the last query is one.
+/// The outputs of attention of these sequences: `out` with the magnitudes of its terms, and `lse`, by rows of `q` `[rows, Hq, Dqk]`.
+/// Rows of no sequence are untouched; of calls beyond the limit of the reference also those between some of each sequence, of which
+/// the last query is one.
 /// `longest`: rows that counters of dropout are made of.
 pub(super) fn attend(
     call: &HostCall,

@@ -529,9 +529,9 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
         }
         let (y, sums) = latent.run(&q, seen.as_deref());
         // Without a visible key outputs are 0 whatever the factor is.
-        let factor = if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { factor };
+        let of_out = if seen.as_ref().is_some_and(Vec::is_empty) { 0.0 } else { factor };
         for (out, y) in out.iter_mut().zip(y) {
-            out.extend(y.into_iter().map(|y| y * factor));
+            out.extend(y.into_iter().map(|y| y * of_out));
         }
         lse.extend(sums);
         let beside = |key: Vec<f64>| key[dv..].iter().map(|x| x * factor).collect();

@@ -64,6 +64,19 @@ impl Part {
         PARTS.into_iter().find(|part| part.name == name)
     }
 
+    /// The part of a target by its name, as it is written.
+    ///
+    /// # Errors
+    /// The names of the target's parts.
+    pub fn of_target(name: &str, arch: Arch) -> Result<&'static Part, String> {
+        PARTS.into_iter().find(|part| part.arch == arch && part.name == name).ok_or_else(|| Part::names(arch))
+    }
+
+    /// The names of a target's parts, with commas between.
+    pub fn names(arch: Arch) -> String {
+        PARTS.iter().filter(|part| part.arch == arch).map(|part| part.name).collect::<Vec<_>>().join(", ")
+    }
+
     /// The part that a target stands for if none is named.
     pub fn of(arch: Arch) -> Option<&'static Part> {
         match arch {

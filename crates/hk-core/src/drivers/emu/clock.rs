@@ -27,10 +27,8 @@ impl Model {
     /// Of a part by name; else what is wanted.
     #[cfg(feature = "time")]
     pub fn new(name: &str, arch: Arch, sampled: bool) -> Result<Model, String> {
-        let parts = || hk_time::parts::PARTS.into_iter().filter(|part| part.arch == arch);
-        let found = parts().find(|part| part.name == name);
-        let names = || parts().map(|part| part.name).collect::<Vec<_>>().join(", ");
-        let part = found.ok_or_else(|| format!("time=PART with one of {}", names()))?;
+        let part = hk_time::parts::Part::of_target(name, arch);
+        let part = part.map_err(|names| format!("time=PART with one of {names}"))?;
         Ok(Model { part, sampled })
     }
 
