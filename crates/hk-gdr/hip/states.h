@@ -373,7 +373,7 @@ HK_FN void states(const Prefill &p) {
                             gdr::states::states<hk::T, hk::Access::Vectorized, units __VA_OPT__(, ) __VA_ARGS__>)
 #if defined(HK_WARPGROUPS)
 #define STATES_ROWS_1(name, T, ...) \
-    HK_ENTRY_WAVES_PER_SM(name, 128, 4, gdr::states::warpgroup_states<hk::T __VA_OPT__(, ) __VA_ARGS__>)
+    HK_ENTRY_WAVES_PER_SM(name, 256, 8, gdr::states::warpgroup_states<hk::T __VA_OPT__(, ) __VA_ARGS__>)
 #else
 #define STATES_ROWS_1(name, T, ...) STATES_ROWS_BY_WAVES(name, T, 1 __VA_OPT__(, ) __VA_ARGS__)
 #endif

@@ -1,9 +1,11 @@
 // states_warpgroup.h: states.h by warpgroup instructions (hk/warpgroup.h), of 16-bit elements and up to 128 rows of H.
 //   D^T = U^T - H^T W^T,  H^T = exp(G_last) H^T + D'^T K     D' = D with the decays from its tokens to the last one
-// One warpgroup for 64 columns v of a value head of a sequence. Its accumulators are H^T, 64 rows v of all k. H^T and D'^T are operands in
-// registers, as accumulators hold them; w and k are operands in LDS, tokens in rows. u becomes D in LDS, transposed by ldmatrix and stmatrix.
-// In flight: the next kAhead chunks; the first product while H is decayed and its snapshot stored; the second one while D is stored.
-// Floor: bytes of w, k, u, D and snapshots; the latency of a chunk, which is of two products in a row, is half of that with 64 blocks.
+// A block has 64 columns v of a value head of a sequence. Four waves multiply: their accumulators are H^T, 64 rows v of all k. H^T and D'^T
+// are operands in registers, as accumulators hold them; w and k are operands in LDS, tokens in rows. u is transposed by ldmatrix, D by
+// stmatrix. Four other waves load chunks and make their decays, kAhead chunks ahead, and store D and snapshots from LDS by bulk copies: a
+// chunk takes the waves that multiply a third of the instructions, and their latency is what bounds the kernel.
+// In flight: the first product while H is decayed and its snapshot goes to LDS, the second one while D is stored.
+// Floor: bytes of w, k, u, D and snapshots.
 #pragma once
 
 #include <hk/shared.h>
@@ -17,68 +19,238 @@ namespace gdr::states {
 
 /// Columns of H of a block, and rows of H.
 inline constexpr u32 kWarpgroupCols = 64, kWarpgroupRows = 128;
+/// Threads that multiply, and as many that move.
+inline constexpr u32 kRoleThreads = 128, kRoleWaves = kRoleThreads / hk::kWaveSize;
 
 /// A chunk in LDS.
 struct WarpgroupStage {
     using Half = hk::WarpgroupRows<kMostTokens>;
-    Half w[kWarpgroupRows / 64], k[kWarpgroupRows / 64], u;  // of u, then D, the block's columns
-    float gates[kMostTokens], norms[kMostTokens], of_channels[kWarpgroupRows];
+    Half w[kWarpgroupRows / 64], k[kWarpgroupRows / 64], u;  // of u the block's columns
+    float gates[kMostTokens], norms[kMostTokens], channels[kWarpgroupRows];
+    float factors[kMostTokens];  // of a token's D' over D
+    float of_rows[kWarpgroupRows];  // decays of rows k of H; without gates of channels, of all: the first
+};
 
-    /// Elements of u, or D, of the wave's 16 columns and 16 tokens from `first` on: where the lane's row is of four transposed matrices,
-    /// which are a fragment of its accumulators.
-    HK_FN Vec<u32, 4> *transposed(u32 first) {
-        const u32 lane = hk::lane_id(), row = first + lane / 16 * 8 + lane % 8;
-        return &u.chunk[row * Half::kChunks + ((2 * hk::wave_id() + lane / 8 % 2) ^ Half::swizzle(row))];
-    }
+/// Rows by stmatrix, apart by 16 bytes more than they have: without bank conflicts.
+template <u32 kRows, u32 kCols>
+struct StoredRows {
+    static constexpr u32 kChunks = kCols / 8 + 1;
+    Vec<u32, 4> chunk[kRows * kChunks];
+    HK_FN Vec<u32, 4> *at(u32 row, u32 c) { return &chunk[row * kChunks + c]; }
 };
 
 struct WarpgroupLds {
-    static constexpr u32 kAhead = 3, kStages = kAhead + 1;
+    static constexpr u32 kStages = 4, kAhead = kStages - 1;
     WarpgroupStage stages[kStages];
-    hk::WarpgroupRows<kWarpgroupCols> snapshot[kWarpgroupRows / 64];
-};
+    StoredRows<kWarpgroupCols, kWarpgroupRows> snapshot[2];
+    StoredRows<kMostTokens, kWarpgroupCols> d[2];
+    // A stage: has landed, has been multiplied. Of two chunks in turn: its snapshot, its D are in LDS; both have left it.
+    hk::SplitBarrier landed[kStages], multiplied[kStages], snapshot_there[2], d_there[2], left[2];
 
-/// The thread's 16-byte chunks of 64 rows, 128 bytes of each.
-template <class R>
-struct WarpgroupCopy {
-    static constexpr u32 kRowsAtOnce = 16, kThreads = 128;
-    using Half = WarpgroupStage::Half;
-
-    /// Starts to load columns from `col` on.
-    HK_FN static void copy(const R &of, u32 col, Half &to) {
-        const u32 thread = hk::thread_x(), place = thread / Half::kChunks;
-        const u32 first = of.at(place, col + (thread % Half::kChunks ^ Half::swizzle(place)) * R::V);
-#pragma unroll
-        for (u32 i = 0; i < kMostTokens / kRowsAtOnce; ++i)
-            of.window.load_to_lds(&to.chunk[i * kThreads + hk::wave_id() * hk::kWaveSize],
-                                  first + i * kRowsAtOnce * of.row_bytes, 0);
+    HK_FN void init() {
+        for (auto &barrier : landed) barrier.init(kRoleWaves);
+        for (auto &barrier : multiplied) barrier.init(kRoleWaves);
+        for (u32 i = 0; i < 2; ++i)
+            snapshot_there[i].init(kRoleWaves), d_there[i].init(kRoleWaves), left[i].init(kRoleWaves);
     }
 };
 
+namespace detail {
+HK_FN u32 lds_address(const void *at) {
+    return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+}
+/// Starts to load 16 bytes, or 4, to LDS: `bytes` of them, the rest is zero.
+template <int kSize>
+HK_FN void copy_to_lds(void *to, u64 from, u32 bytes) {
+    if constexpr (kSize == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     :
+                     : "r"(lds_address(to)), "l"(from), "r"(bytes)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     :
+                     : "r"(lds_address(to)), "l"(from), "r"(bytes)
+                     : "memory");
+    }
+}
+/// Barrier of the waves that move.
+HK_FN void movers_barrier() { asm volatile("bar.sync 1, %0;" : : "n"(kRoleThreads) : "memory"); }
 /// Two values as 16-bit floats.
 template <class T>
 HK_FN u32 packed(float a, float b) {
     return __builtin_bit_cast(u32, hk::narrow<T, 2>(Vec<float, 2>{a, b}));
 }
+}  // namespace detail
 
-template <class T, bool kChannels = false>
-HK_FN void warpgroup_states(const Prefill &p) {
-    using R = Rows<T, Access::Vectorized>;
+/// A block's columns, and the chunks of its sequence.
+struct WarpgroupWork {
+    u32 first_col, head, k_head, n;
+    Sequence sequence;
+
+    HK_FN explicit WarpgroupWork(const Prefill &p)
+        : first_col(0), head(0), k_head(0), n(block(p) / p.v_heads), sequence(p, n < p.sequences ? n : 0) {
+        first_col = hk::block_x() % slices(p) * kWarpgroupCols;
+        head = block(p) % p.v_heads, k_head = head / p.group;
+    }
+    HK_FN static u32 slices(const Prefill &p) { return (p.v_dim + kWarpgroupCols - 1) / kWarpgroupCols; }
+    HK_FN static u32 block(const Prefill &p) { return hk::block_x() / slices(p); }
+    HK_FN u32 chunks(const Prefill &p) const { return (sequence.tokens + p.chunk - 1) / p.chunk; }
+    HK_FN u32 rows(const Prefill &p, u32 c) const {
+        const u32 left = sequence.tokens - c * p.chunk;
+        return left < p.chunk ? left : p.chunk;
+    }
+};
+
+/// Rows of a tensor as a thread copies them to LDS: a 16-byte chunk of every 16th token, from the first chunk on.
+template <class T>
+struct MovedRows {
+    using Half = WarpgroupStage::Half;
+    u64 at;
+    u32 row_bytes, bytes[2];  // of a chunk of the first 64 columns, and of the others
+
+    HK_FN MovedRows(const Heads &of, const Sequence &sequence, u32 head, u32 first_col, u32 cols, u32 thread)
+        : row_bytes(u32(of.token) * u32(sizeof(T))) {
+        const u32 place = thread / Half::kChunks, col = first_col + (thread % Half::kChunks ^ Half::swizzle(place)) * 8;
+        bytes[0] = col < cols ? 16 : 0, bytes[1] = col + 64 < cols ? 16 : 0;
+        const i64 first =
+            i64(sequence.batch) * of.batch + i64(u64(sequence.first)) * of.token + i64(head) * of.head;
+        at = of.data + u64(first + (bytes[0] ? col : 0)) * sizeof(T);
+    }
+};
+
+/// Loads, decays and stores.
+template <class T, bool kChannels>
+HK_FN void move_states(const Prefill &p, const WarpgroupWork &work, WarpgroupLds &lds) {
+    using Half = WarpgroupStage::Half;
+    constexpr u32 kStages = WarpgroupLds::kStages, kAhead = WarpgroupLds::kAhead;
+    const u32 thread = hk::thread_x() % kRoleThreads, chunks = work.chunks(p);
+    const MovedRows<T> w(p.w, work.sequence, work.head, 0, p.k_dim, thread);
+    const MovedRows<T> k(p.k, work.sequence, work.k_head, 0, p.k_dim, thread);
+    const MovedRows<T> u(p.u, work.sequence, work.head, work.first_col, p.v_dim, thread);
+    const u64 first_row = u64(work.sequence.batch) * p.tokens + work.sequence.first;
+    const u32 place = thread / Half::kChunks;
+
+    const auto copy = [&](u32 c) __attribute__((always_inline)) {
+        if (c < chunks) {
+            auto &to = lds.stages[c % kStages];
+            const u32 rows = work.rows(p, c);
+            const u64 before = u64(c) * p.chunk;
+#pragma unroll
+            for (u32 i = 0; i < kMostTokens / 16; ++i) {
+                const u32 row = place + 16 * i, there = row < rows ? row : rows - 1;
+                const auto load = [&](const MovedRows<T> &of, u32 half, Half &to) __attribute__((always_inline)) {
+                    const u32 bytes = row < rows ? of.bytes[half] : 0;
+                    const u64 from = of.at + (before + there) * of.row_bytes;
+                    detail::copy_to_lds<16>(&to.chunk[i * kRoleThreads + thread], bytes ? from + half * 128 : from,
+                                            bytes);
+                };
+#pragma unroll
+                for (u32 half = 0; half < kWarpgroupRows / 64; ++half) {
+                    load(w, half, to.w[half]);
+                    load(k, half, to.k[half]);
+                }
+                load(u, 0, to.u);
+            }
+            const u64 row = first_row + before;
+            if (thread < kMostTokens) {
+                const u32 there = thread < rows ? thread : rows - 1;
+                if (p.g)
+                    detail::copy_to_lds<4>(&to.gates[thread], p.g + ((row + there) * p.v_heads + work.head) * 4, 4);
+                if (p.norms) {
+                    const u64 at = (row + there) * p.k_heads + work.k_head;
+                    detail::copy_to_lds<4>(&to.norms[thread], p.norms + at * 4, 4);
+                }
+            }
+            if constexpr (kChannels) {
+                const bool there = thread < p.k_dim;
+                const u64 at = ((row + rows - 1) * p.v_heads + work.head) * p.k_dim + (there ? thread : 0);
+                detail::copy_to_lds<4>(&to.channels[thread], p.gk + at * 4, there ? 4 : 0);
+            }
+        }
+        hk::commit_loads();
+    };
+    // The decays of a chunk that all threads have waited for.
+    const float unit = p.base_2 ? 1.0f : kLog2E;
+    const auto land = [&](u32 c) __attribute__((always_inline)) {
+        if (c >= chunks) return;
+        auto &stage = lds.stages[c % kStages];
+        const float last = p.g ? stage.gates[work.rows(p, c) - 1] : 0.0f;
+        if (thread < kMostTokens) {
+            const float gate = p.g ? stage.gates[thread] : 0.0f, norm = p.norms ? stage.norms[thread] : 1.0f;
+            stage.factors[thread] = decay(last - gate, unit) * norm;
+        }
+        if constexpr (kChannels) {
+            stage.of_rows[thread] = decay(stage.channels[thread], kLog2E);
+        } else {
+            if (thread == 0) stage.of_rows[0] = decay(last, unit);
+        }
+        hk::detail::publish_to_wgmma();
+        lds.landed[c % kStages].arrive();
+    };
+
+#pragma unroll
+    for (u32 i = 0; i < kAhead; ++i) copy(i);
+    hk::wait_loads<kAhead - 1, 1>();
+    detail::movers_barrier();
+    land(0);
+
+    // The thread's 16-byte chunks of every 8th row v of a snapshot, of every 16th of D.
+    constexpr u32 kOfRow = kWarpgroupRows / 8, kOfToken = kWarpgroupCols / 8;
+    const u32 row_h = thread / kOfRow, col_h = thread % kOfRow, row_d = thread / kOfToken, col_d = thread % kOfToken;
+    const u32 cols = p.v_dim - work.first_col, size = p.k_dim * p.v_dim;
+    const bool has_h = p.h && p.h_vk && col_h * 8 < p.k_dim, has_d = p.d.data && col_d * 8 < cols;
+    auto to_h = reinterpret_cast<GlobalPtr<T>>(p.h) + (u64(work.sequence.chunk) * p.v_heads + work.head) * size +
+                (work.first_col + row_h) * p.k_dim + col_h * 8;
+    auto to_d = reinterpret_cast<GlobalPtr<T>>(p.d.data) + i64(work.sequence.batch) * p.d.batch +
+                i64(work.head) * p.d.head + i64(u64(work.sequence.first + row_d)) * p.d.token + work.first_col + col_d * 8;
+    for (u32 c = 0; c < chunks; ++c) {
+        const u32 turn = c % 2, parity = c / 2 % 2;
+        hk::wait_loads<kAhead - 2, 1>();
+        detail::movers_barrier();
+        land(c + 1);
+        if (c > 0) lds.multiplied[(c - 1) % kStages].wait((c - 1) / kStages % 2);
+        copy(c + kAhead);
+
+        constexpr u32 kPartsOfH = kWarpgroupCols * kOfRow / kRoleThreads, kPartsOfD = kMostTokens * kOfToken / kRoleThreads;
+        Vec<u32, 4> of_h[kPartsOfH], of_d[kPartsOfD];
+        lds.snapshot_there[turn].wait(parity);
+#pragma unroll
+        for (u32 i = 0; i < kPartsOfH; ++i) of_h[i] = *lds.snapshot[turn].at(row_h + 8 * i, col_h);
+#pragma unroll
+        for (u32 i = 0; i < kPartsOfH; ++i) {
+            if (has_h && row_h + 8 * i < cols)
+                *reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(to_h + 8 * i * p.k_dim) = of_h[i];
+        }
+        to_h += u64(p.v_heads) * size;
+        lds.d_there[turn].wait(parity);
+#pragma unroll
+        for (u32 i = 0; i < kPartsOfD; ++i) of_d[i] = *lds.d[turn].at(row_d + 16 * i, col_d);
+        lds.left[turn].arrive();
+        const u32 rows = work.rows(p, c);
+#pragma unroll
+        for (u32 i = 0; i < kPartsOfD; ++i) {
+            if (has_d && row_d + 16 * i < rows)
+                *reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(to_d + i64(16 * i) * p.d.token) = of_d[i];
+        }
+        to_d += i64(p.chunk) * p.d.token;
+    }
+    hk::wait_loads<0, 0>();
+}
+
+/// Both products, and the states.
+template <class T, bool kChannels>
+HK_FN void multiply_states(const Prefill &p, const WarpgroupWork &work, WarpgroupLds &lds) {
     using Pair = Vec<float, 2>;
-    constexpr u32 kAhead = WarpgroupLds::kAhead;
+    using R = Rows<T, Access::Vectorized>;
+    constexpr u32 kStages = WarpgroupLds::kStages;
     constexpr int kOfK = kWarpgroupRows / 8, kOfTokens = kMostTokens / 8;  // groups of 8 columns of accumulators
-    auto &lds = hk::block_lds<WarpgroupLds>();
-    const u32 slices = (p.v_dim + kWarpgroupCols - 1) / kWarpgroupCols;
-    const u32 first_col = hk::block_x() % slices * kWarpgroupCols, rest = hk::block_x() / slices;
-    const u32 head = rest % p.v_heads, n = rest / p.v_heads;
-    if (n >= p.sequences) return;
-    const Sequence sequence(p, n);
-    const u32 k_head = head / p.group;
-    const u32 wave = hk::wave_id(), lane = hk::lane_id();
+    const auto &sequence = work.sequence;
+    const u32 head = work.head, chunks = work.chunks(p), wave = hk::wave_id(), lane = hk::lane_id();
     // The lane has columns k, or tokens, 8 j + pair and the next one of rows v, v + 8.
-    const u32 pair = 2 * (lane % 4), v = first_col + 16 * wave + lane / 4;
+    const u32 pair = 2 * (lane % 4), v = work.first_col + 16 * wave + lane / 4;
 
-    const i32 slot = p.slots ? hk::load_uniform<i32>(p.slots + 4 * u64(n)) : i32(n);
+    const i32 slot = p.slots ? hk::load_uniform<i32>(p.slots + 4 * u64(work.n)) : i32(work.n);
     const bool poison = !sequence.in_range || (p.slots && slot >= i32(p.n_slots));
     float h[4 * kOfK];
     const auto each = [&](auto f) __attribute__((always_inline)) {
@@ -101,53 +273,45 @@ HK_FN void warpgroup_states(const Prefill &p) {
         each([&](float &h, u32, u32) { h = poison ? __builtin_nanf("") : 0.0f; });
     }
 
-    const auto rows_at = [&](u32 at) { return sequence.tokens - at < p.chunk ? sequence.tokens - at : p.chunk; };
-    const auto copy = [&](u32 at, WarpgroupStage &to) __attribute__((always_inline)) {
-        if (at < sequence.tokens) {
-            const u32 rows = rows_at(at), token = sequence.first + at;
-            const R w(p.w, sequence.batch, token, head, rows, p.k_dim);
-            const R k(p.k, sequence.batch, token, k_head, rows, p.k_dim);
-#pragma unroll
-            for (u32 i = 0; i < kWarpgroupRows / 64; ++i) {
-                WarpgroupCopy<R>::copy(w, 64 * i, to.w[i]);
-                WarpgroupCopy<R>::copy(k, 64 * i, to.k[i]);
-            }
-            WarpgroupCopy<R>::copy(R(p.u, sequence.batch, token, head, rows, p.v_dim), first_col, to.u);
-            const u64 row = u64(sequence.batch) * p.tokens + token;
-            const auto floats = [&](u64 data, u64 first, u32 stride, u32 count, float *to, u32 i)
-                                    __attribute__((always_inline)) {
-                const Window from(reinterpret_cast<GlobalPtr<const float>>(data) + first,
-                                  data ? ((count - 1) * stride + 1) * 4 : 0);
-                from.load_dword_to_lds(to, i * stride * 4, 0);
-            };
-            const u32 part = wave % 2 * hk::kWaveSize;
-            if (wave < 2) {
-                floats(p.g, row * p.v_heads + head, p.v_heads, rows, to.gates + part, part + lane);
-            } else {
-                floats(p.norms, row * p.k_heads + k_head, p.k_heads, rows, to.norms + part, part + lane);
-            }
-            if constexpr (kChannels) {
-                floats(p.gk, ((row + rows - 1) * p.v_heads + head) * p.k_dim, 1, p.k_dim,
-                       to.of_channels + wave * hk::kWaveSize, hk::thread_x());
-            }
-        }
-        hk::commit_loads();
-    };
-#pragma unroll
-    for (u32 i = 0; i < kAhead; ++i) copy(i * p.chunk, lds.stages[i]);
-
-    const float unit = p.base_2 ? 1.0f : kLog2E;
-    u32 now = 0, next = kAhead;
-    for (u32 at = 0; at < sequence.tokens; at += p.chunk) {
-        const u32 rows = rows_at(at), token = sequence.first + at;
-        auto &stage = lds.stages[now];
+    // The lane's row of the four matrices of ldmatrix and stmatrix: rows v of the second and fourth are 8 further on.
+    const u32 of_v = 2 * wave + lane / 8 % 2, of_token = lane / 16 * 8 + lane % 8;
+    for (u32 c = 0; c < chunks; ++c) {
+        const u32 turn = c % 2;
+        auto &stage = lds.stages[c % kStages];
         Frag of_h[kOfK / 4];
 #pragma unroll
-        for (int i = 0; i < 2 * kOfK; ++i) of_h[i / 8][i % 2 * 4 + i % 8 / 2] = packed<T>(h[2 * i], h[2 * i + 1]);
+        for (int i = 0; i < 2 * kOfK; ++i)
+            of_h[i / 8][i % 2 * 4 + i % 8 / 2] = detail::packed<T>(h[2 * i], h[2 * i + 1]);
 
-        hk::wait_loads<kAhead - 1, 1>();
-        hk::detail::publish_to_wgmma();
-        hk::block_barrier();  // all waves have read the stage that `next` overwrites
+        if (p.h && !p.h_vk) {
+            const u64 number = sequence.chunk + c;
+            const auto to_chunk =
+                reinterpret_cast<GlobalPtr<T>>(p.h) + (number * p.v_heads + head) * (p.k_dim * p.v_dim);
+            const R to(to_chunk, p.k_dim, p.v_dim, p.v_dim);
+#pragma unroll
+            for (u32 i = 0; i < 2 * kOfK; ++i) {
+                const auto values = __builtin_bit_cast(Vec<T, 2>, u32(of_h[i / 8][i % 2 * 4 + i % 8 / 2]));
+#pragma unroll
+                for (u32 e = 0; e < 2; ++e) to.window.store(values[e], to.at(i / 2 * 8 + pair + e, v + i % 2 * 8));
+            }
+        }
+
+        lds.left[turn].wait((c / 2 + 1) % 2);
+        lds.landed[c % kStages].wait(c / kStages % 2);
+        const auto two = [&](const float *of, u32 i) { return *reinterpret_cast<const Pair *>(&of[8 * i + pair]); };
+        if constexpr (kChannels) {
+#pragma unroll
+            for (u32 i = 0; i < kOfK; ++i) {
+                const Pair of_rows = two(stage.of_rows, i);
+#pragma unroll
+                for (u32 e = 0; e < 2; ++e) h[4 * i + e] *= of_rows[e], h[4 * i + 2 + e] *= of_rows[e];
+            }
+        } else {
+            const float of_last = stage.of_rows[0];
+#pragma unroll
+            for (int i = 0; i < 4 * kOfK; ++i) h[i] *= of_last;
+        }
+        // No branches from here on: around them the compiler would wait for MMAs.
         float d[4 * kOfTokens];
         hk::detail::begin_wgmma();
 #pragma unroll
@@ -161,83 +325,37 @@ HK_FN void warpgroup_states(const Prefill &p) {
         }
         hk::detail::commit_wgmma();
 
-        copy(at + kAhead * p.chunk, lds.stages[next]);
-        if (p.h) {
-            const u64 number = sequence.chunk + at / p.chunk;
-            const auto to_chunk =
-                reinterpret_cast<GlobalPtr<T>>(p.h) + (number * p.v_heads + head) * (p.k_dim * p.v_dim);
-            if (p.h_vk) {
-                const R to(to_chunk, p.v_dim, p.k_dim, p.k_dim);
-                hk::wave_barrier();  // all lanes have read the snapshot before
+        u32 us[kOfTokens / 2][4];
 #pragma unroll
-                for (u32 i = 0; i < kOfK / 2; ++i) {
-                    const u32 row = 16 * wave + lane % 16, chunk = 2 * i + lane / 16;
-                    auto &part = lds.snapshot[chunk / 8];
-                    const u32 words[4] = {of_h[i / 2][i % 2 * 2], of_h[i / 2][i % 2 * 2 + 4],
-                                          of_h[i / 2][i % 2 * 2 + 1], of_h[i / 2][i % 2 * 2 + 5]};
-                    hk::detail::stmatrix_x4(words, &part.chunk[row * 8 + (chunk % 8 ^ part.swizzle(row))]);
-                }
-                hk::wave_barrier();
-#pragma unroll
-                for (u32 i = 0; i < kOfK / 2; ++i) {
-                    const u32 row = 16 * wave + i % 4 * 4 + lane / 8, chunk = lane % 8;
-                    auto &part = lds.snapshot[i / 4];
-                    to.put(part.chunk[row * 8 + (chunk ^ part.swizzle(row))], first_col + row, i / 4 * 64 + chunk * 8);
-                }
-            } else {
-                const R to(to_chunk, p.k_dim, p.v_dim, p.v_dim);
-#pragma unroll
-                for (u32 i = 0; i < 2 * kOfK; ++i) {
-                    const auto two = __builtin_bit_cast(Vec<T, 2>, u32(of_h[i / 8][i % 2 * 4 + i % 8 / 2]));
-#pragma unroll
-                    for (u32 e = 0; e < 2; ++e) to.window.store(two[e], to.at(i / 2 * 8 + pair + e, v + i % 2 * 8));
-                }
-            }
+        for (u32 i = 0; i < kOfTokens / 2; ++i) {
+            const u32 row = 16 * i + of_token;
+            hk::detail::ldmatrix_x4_trans(us[i], &stage.u.chunk[row * 8 + (of_v ^ stage.u.swizzle(row))]);
         }
-        const auto two = [&](const float *of, u32 i) { return *reinterpret_cast<const Pair *>(&of[8 * i + pair]); };
-        const float last = stage.gates[rows - 1];
         Pair factor[kOfTokens];
 #pragma unroll
-        for (u32 i = 0; i < kOfTokens; ++i) {
-            const Pair gates = two(stage.gates, i), norms = p.norms ? two(stage.norms, i) : Pair(1.0f);
+        for (u32 i = 0; i < kOfTokens; ++i) factor[i] = two(stage.factors, i);
 #pragma unroll
-            for (u32 e = 0; e < 2; ++e) factor[i][e] = decay(last - gates[e], unit) * norms[e];
+        for (u32 i = 0; i < kOfK / 2; ++i) {
+            const u32 words[4] = {of_h[i / 2][i % 2 * 2], of_h[i / 2][i % 2 * 2 + 4], of_h[i / 2][i % 2 * 2 + 1],
+                                  of_h[i / 2][i % 2 * 2 + 5]};
+            hk::detail::stmatrix_x4(words, lds.snapshot[turn].at(16 * wave + lane % 16, 2 * i + lane / 16));
         }
-        if constexpr (kChannels) {
-            // Of each row k.
-#pragma unroll
-            for (u32 i = 0; i < kOfK; ++i) {
-                const Pair gates = two(stage.of_channels, i);
-#pragma unroll
-                for (u32 e = 0; e < 2; ++e) {
-                    const float of_last = decay(gates[e], kLog2E);
-                    h[4 * i + e] *= of_last, h[4 * i + 2 + e] *= of_last;
-                }
-            }
-        } else {
-            const float of_last = decay(last, unit);
-#pragma unroll
-            for (int i = 0; i < 4 * kOfK; ++i) h[i] *= of_last;
-        }
+        lds.snapshot_there[turn].arrive();
         hk::detail::wait_wgmma<0>(d);
         hk::detail::keep_until_here(of_h);
 
         Frag of_d[kOfTokens / 4];
 #pragma unroll
         for (u32 i = 0; i < kOfTokens / 2; ++i) {
-            u32 words[4];
-            auto *transposed = stage.transposed(16 * i);
-            hk::detail::ldmatrix_x4_trans(words, transposed);
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 // Rows v, v + 8 of tokens 8 * group on.
                 const u32 group = 2 * i + j / 2, first = 4 * group + j % 2 * 2;
-                const Pair u = hk::widen<T, 2>(__builtin_bit_cast(Vec<T, 2>, words[j]));
+                const Pair u = hk::widen<T, 2>(__builtin_bit_cast(Vec<T, 2>, us[i][j]));
                 const float a = u[0] - d[first], b = u[1] - d[first + 1];
-                words[j] = packed<T>(a, b);
-                of_d[group / 4][j % 2 * 4 + group % 4] = packed<T>(a * factor[group][0], b * factor[group][1]);
+                us[i][j] = detail::packed<T>(a, b);
+                of_d[group / 4][j % 2 * 4 + group % 4] = detail::packed<T>(a * factor[group][0], b * factor[group][1]);
             }
-            if (p.d.data) hk::detail::stmatrix_x4_trans(words, transposed);
         }
         hk::detail::begin_wgmma();
 #pragma unroll
@@ -246,20 +364,14 @@ HK_FN void warpgroup_states(const Prefill &p) {
             hk::detail::WgmmaFrag<T, kWarpgroupRows>::add_columns(h, of_d[i / 2], i % 2, of_k);
         }
         hk::detail::commit_wgmma();
-        if (p.d.data) {
-            const R to(p.d, sequence.batch, token, head, rows, p.v_dim);
-            hk::wave_barrier();
 #pragma unroll
-            for (u32 i = 0; i < kOfTokens / 2; ++i)
-                to.put(*stage.transposed(16 * i), 16 * i + lane / 16 * 8 + lane % 8,
-                       first_col + 16 * wave + lane / 8 % 2 * 8);
-        }
+        for (u32 i = 0; i < kOfTokens / 2; ++i)
+            hk::detail::stmatrix_x4_trans(us[i], lds.d[turn].at(16 * i + of_token, of_v));
+        lds.d_there[turn].arrive();
         hk::detail::wait_wgmma<0>(h);
         hk::detail::keep_until_here(of_d);
-        now = now == kAhead ? 0 : now + 1;
-        next = next == kAhead ? 0 : next + 1;
+        lds.multiplied[c % kStages].arrive();
     }
-    hk::wait_loads<0, 0>();
 
     if (!p.to || poison || slot < 0 || (p.slots && sequence.tokens == 0)) return;
     if (p.bf16_states) {
@@ -268,6 +380,21 @@ HK_FN void warpgroup_states(const Prefill &p) {
     } else {
         const Window to = state<float>(p, p.to, p.to_slot, slot, head);
         each([&](float h, u32 k, u32 v) { to.store(h, place(k, v, 4)); });
+    }
+}
+
+template <class T, bool kChannels = false>
+HK_FN void warpgroup_states(const Prefill &p) {
+    auto &lds = hk::block_lds<WarpgroupLds>();
+    const WarpgroupWork work(p);
+    if (work.n >= p.sequences) return;
+    if (hk::thread_x() == 0) lds.init();
+    hk::block_barrier();
+    // Of a wave: else the compiler would wait for each MMA.
+    if (hk::shuffle(hk::thread_x() / kRoleThreads, 0) == 0) {
+        multiply_states<T, kChannels>(p, work, lds);
+    } else {
+        move_states<T, kChannels>(p, work, lds);
     }
 }
 }  // namespace gdr::states
