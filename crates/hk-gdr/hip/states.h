@@ -372,8 +372,9 @@ HK_FN void states(const Prefill &p) {
     HK_ENTRY_WAVES_PER_SIMD(name, (gdr::states::kThreads<hk::T, units>), 4, (gdr::states::kWavesOfSm<hk::T, units>), \
                             gdr::states::states<hk::T, hk::Access::Vectorized, units __VA_OPT__(, ) __VA_ARGS__>)
 #if defined(HK_WARPGROUPS)
-#define STATES_ROWS_1(name, T, ...) \
-    HK_ENTRY_WAVES_PER_SM(name, 256, 8, gdr::states::warpgroup_states<hk::T __VA_OPT__(, ) __VA_ARGS__>)
+#define STATES_ROWS_1(name, T, ...)                                                            \
+    HK_ENTRY_WAVES_PER_SM(name, gdr::states::kStatesThreads, gdr::states::kStatesThreads / 32, \
+                          gdr::states::warpgroup_states<hk::T __VA_OPT__(, ) __VA_ARGS__>)
 #else
 #define STATES_ROWS_1(name, T, ...) STATES_ROWS_BY_WAVES(name, T, 1 __VA_OPT__(, ) __VA_ARGS__)
 #endif

@@ -19,8 +19,9 @@ namespace gdr::states {
 
 /// Columns of H of a block, and rows of H.
 inline constexpr u32 kWarpgroupCols = 64, kWarpgroupRows = 128;
-/// Threads that multiply, and as many that move.
-inline constexpr u32 kRoleThreads = 128, kRoleWaves = kRoleThreads / hk::kWaveSize;
+/// Threads that multiply, that load and that store.
+inline constexpr u32 kMultiplyThreads = 128, kLoadThreads = 64, kStoreThreads = 64;
+inline constexpr u32 kStatesThreads = kMultiplyThreads + kLoadThreads + kStoreThreads;
 
 /// A chunk in LDS.
 struct WarpgroupStage {
@@ -48,16 +49,21 @@ struct WarpgroupLds {
     hk::SplitBarrier landed[kStages], multiplied[kStages], snapshot_there[2], d_there[2], left[2];
 
     HK_FN void init() {
-        for (auto &barrier : landed) barrier.init(kRoleWaves);
-        for (auto &barrier : multiplied) barrier.init(kRoleWaves);
-        for (u32 i = 0; i < 2; ++i)
-            snapshot_there[i].init(kRoleWaves), d_there[i].init(kRoleWaves), left[i].init(kRoleWaves);
+        constexpr u32 kMultiply = kMultiplyThreads / hk::kWaveSize, kLoad = kLoadThreads / hk::kWaveSize,
+                      kStore = kStoreThreads / hk::kWaveSize;
+        for (auto &barrier : landed) barrier.init(kLoad);
+        for (auto &barrier : multiplied) barrier.init(kMultiply);
+        for (u32 i = 0; i < 2; ++i) snapshot_there[i].init(kMultiply), d_there[i].init(kMultiply), left[i].init(kStore);
     }
 };
 
 namespace detail {
 HK_FN u32 lds_address(const void *at) {
     return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+}
+/// Starts to load 16 bytes to LDS.
+HK_FN void copy_to_lds(void *to, u64 from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(lds_address(to)), "l"(from) : "memory");
 }
 /// Starts to load 16 bytes, or 4, to LDS: `bytes` of them, the rest is zero.
 template <int kSize>
@@ -74,8 +80,8 @@ HK_FN void copy_to_lds(void *to, u64 from, u32 bytes) {
                      : "memory");
     }
 }
-/// Barrier of the waves that move.
-HK_FN void movers_barrier() { asm volatile("bar.sync 1, %0;" : : "n"(kRoleThreads) : "memory"); }
+/// Barrier of the waves that load.
+HK_FN void loaders_barrier() { asm volatile("bar.sync 1, %0;" : : "n"(kLoadThreads) : "memory"); }
 /// Two values as 16-bit floats.
 template <class T>
 HK_FN u32 packed(float a, float b) {
@@ -102,140 +108,157 @@ struct WarpgroupWork {
     }
 };
 
-/// Rows of a tensor as a thread copies them to LDS: a 16-byte chunk of every 16th token, from the first chunk on.
+/// Rows of a tensor as a thread copies them to LDS: a 16-byte chunk of every kApart-th token, of 64 columns and of 64 more.
 template <class T>
-struct MovedRows {
+struct LoadedRows {
     using Half = WarpgroupStage::Half;
+    static constexpr u32 kApart = kLoadThreads / Half::kChunks;
     u64 at;
-    u32 row_bytes, bytes[2];  // of a chunk of the first 64 columns, and of the others
+    u32 row_bytes, offset, bytes[2];
 
-    HK_FN MovedRows(const Heads &of, const Sequence &sequence, u32 head, u32 first_col, u32 cols, u32 thread)
-        : row_bytes(u32(of.token) * u32(sizeof(T))) {
+    HK_FN LoadedRows(const Heads &of, const Sequence &sequence, u32 head, u32 first_col, u32 cols, u32 thread)
+        : at(of.data), row_bytes(u32(of.token) * u32(sizeof(T))) {
         const u32 place = thread / Half::kChunks, col = first_col + (thread % Half::kChunks ^ Half::swizzle(place)) * 8;
         bytes[0] = col < cols ? 16 : 0, bytes[1] = col + 64 < cols ? 16 : 0;
-        const i64 first =
-            i64(sequence.batch) * of.batch + i64(u64(sequence.first)) * of.token + i64(head) * of.head;
-        at = of.data + u64(first + (bytes[0] ? col : 0)) * sizeof(T);
+        offset = place * row_bytes + (bytes[0] ? col : 0) * u32(sizeof(T));
+        const i64 first = i64(sequence.batch) * of.batch + i64(u64(sequence.first)) * of.token + i64(head) * of.head;
+        at += u64(first) * sizeof(T);
+    }
+    /// Starts to load a chunk of `rows` tokens from `from` on, to `to[0]`, `to[1]`. `kWhole`: all 64, and all columns.
+    template <bool kWhole, u32 kHalves>
+    HK_FN void copy(u64 from, u32 rows, Half *to, u32 thread) const {
+#pragma unroll
+        for (u32 i = 0; i < kMostTokens / kApart; ++i) {
+            const u32 row = thread / Half::kChunks + i * kApart;
+            const bool there = kWhole || row < rows;
+            const u64 of_row = from + (there ? offset + i * kApart * row_bytes : 0);
+#pragma unroll
+            for (u32 half = 0; half < kHalves; ++half) {
+                void *place = &to[half].chunk[i * kLoadThreads + thread];
+                if constexpr (kWhole) {
+                    detail::copy_to_lds(place, of_row + half * 128);
+                } else {
+                    const u32 size = there ? bytes[half] : 0;
+                    detail::copy_to_lds<16>(place, size ? of_row + half * 128 : from, size);
+                }
+            }
+        }
     }
 };
 
-/// Loads, decays and stores.
+/// Loads chunks and makes their decays.
 template <class T, bool kChannels>
-HK_FN void move_states(const Prefill &p, const WarpgroupWork &work, WarpgroupLds &lds) {
-    using Half = WarpgroupStage::Half;
-    constexpr u32 kStages = WarpgroupLds::kStages, kAhead = WarpgroupLds::kAhead;
-    const u32 thread = hk::thread_x() % kRoleThreads, chunks = work.chunks(p);
-    const MovedRows<T> w(p.w, work.sequence, work.head, 0, p.k_dim, thread);
-    const MovedRows<T> k(p.k, work.sequence, work.k_head, 0, p.k_dim, thread);
-    const MovedRows<T> u(p.u, work.sequence, work.head, work.first_col, p.v_dim, thread);
+HK_FN void load_chunks(const Prefill &p, const WarpgroupWork &work, WarpgroupLds &lds) {
+    constexpr u32 kStages = WarpgroupLds::kStages, kAhead = WarpgroupLds::kAhead, kHalves = kWarpgroupRows / 64;
+    const u32 thread = hk::thread_x() - kMultiplyThreads, chunks = work.chunks(p);
+    const LoadedRows<T> w(p.w, work.sequence, work.head, 0, p.k_dim, thread);
+    const LoadedRows<T> k(p.k, work.sequence, work.k_head, 0, p.k_dim, thread);
+    const LoadedRows<T> u(p.u, work.sequence, work.head, work.first_col, p.v_dim, thread);
     const u64 first_row = u64(work.sequence.batch) * p.tokens + work.sequence.first;
-    const u32 place = thread / Half::kChunks;
+    const bool all_columns = p.k_dim == kWarpgroupRows && p.v_dim - work.first_col >= kWarpgroupCols;
 
     const auto copy = [&](u32 c) __attribute__((always_inline)) {
         if (c < chunks) {
             auto &to = lds.stages[c % kStages];
             const u32 rows = work.rows(p, c);
             const u64 before = u64(c) * p.chunk;
-#pragma unroll
-            for (u32 i = 0; i < kMostTokens / 16; ++i) {
-                const u32 row = place + 16 * i, there = row < rows ? row : rows - 1;
-                const auto load = [&](const MovedRows<T> &of, u32 half, Half &to) __attribute__((always_inline)) {
-                    const u32 bytes = row < rows ? of.bytes[half] : 0;
-                    const u64 from = of.at + (before + there) * of.row_bytes;
-                    detail::copy_to_lds<16>(&to.chunk[i * kRoleThreads + thread], bytes ? from + half * 128 : from,
-                                            bytes);
-                };
-#pragma unroll
-                for (u32 half = 0; half < kWarpgroupRows / 64; ++half) {
-                    load(w, half, to.w[half]);
-                    load(k, half, to.k[half]);
-                }
-                load(u, 0, to.u);
+            const u64 from_w = w.at + before * w.row_bytes, from_k = k.at + before * k.row_bytes,
+                      from_u = u.at + before * u.row_bytes;
+            if (rows == kMostTokens && all_columns) {
+                w.template copy<true, kHalves>(from_w, rows, to.w, thread);
+                k.template copy<true, kHalves>(from_k, rows, to.k, thread);
+                u.template copy<true, 1>(from_u, rows, &to.u, thread);
+            } else {
+                w.template copy<false, kHalves>(from_w, rows, to.w, thread);
+                k.template copy<false, kHalves>(from_k, rows, to.k, thread);
+                u.template copy<false, 1>(from_u, rows, &to.u, thread);
             }
             const u64 row = first_row + before;
-            if (thread < kMostTokens) {
-                const u32 there = thread < rows ? thread : rows - 1;
-                if (p.g)
-                    detail::copy_to_lds<4>(&to.gates[thread], p.g + ((row + there) * p.v_heads + work.head) * 4, 4);
-                if (p.norms) {
-                    const u64 at = (row + there) * p.k_heads + work.k_head;
-                    detail::copy_to_lds<4>(&to.norms[thread], p.norms + at * 4, 4);
-                }
+            const u32 there = thread < rows ? thread : rows - 1;
+            if (p.g) detail::copy_to_lds<4>(&to.gates[thread], p.g + ((row + there) * p.v_heads + work.head) * 4, 4);
+            if (p.norms) {
+                const u64 at = (row + there) * p.k_heads + work.k_head;
+                detail::copy_to_lds<4>(&to.norms[thread], p.norms + at * 4, 4);
             }
             if constexpr (kChannels) {
-                const bool there = thread < p.k_dim;
-                const u64 at = ((row + rows - 1) * p.v_heads + work.head) * p.k_dim + (there ? thread : 0);
-                detail::copy_to_lds<4>(&to.channels[thread], p.gk + at * 4, there ? 4 : 0);
+                const u64 at = ((row + rows - 1) * p.v_heads + work.head) * p.k_dim;
+#pragma unroll
+                for (u32 i = 0; i < kHalves; ++i) {
+                    const u32 channel = 64 * i + thread;
+                    const bool there = channel < p.k_dim;
+                    detail::copy_to_lds<4>(&to.channels[channel], p.gk + (at + (there ? channel : 0)) * 4,
+                                           there ? 4 : 0);
+                }
             }
         }
         hk::commit_loads();
     };
-    // The decays of a chunk that all threads have waited for.
+
     const float unit = p.base_2 ? 1.0f : kLog2E;
-    const auto land = [&](u32 c) __attribute__((always_inline)) {
-        if (c >= chunks) return;
+#pragma unroll
+    for (u32 i = 0; i < kAhead; ++i) copy(i);
+    for (u32 c = 0; c < chunks; ++c) {
+        hk::wait_loads<kAhead - 1, 1>();
+        detail::loaders_barrier();
         auto &stage = lds.stages[c % kStages];
         const float last = p.g ? stage.gates[work.rows(p, c) - 1] : 0.0f;
-        if (thread < kMostTokens) {
-            const float gate = p.g ? stage.gates[thread] : 0.0f, norm = p.norms ? stage.norms[thread] : 1.0f;
-            stage.factors[thread] = decay(last - gate, unit) * norm;
-        }
+        const float gate = p.g ? stage.gates[thread] : 0.0f, norm = p.norms ? stage.norms[thread] : 1.0f;
+        stage.factors[thread] = decay(last - gate, unit) * norm;
         if constexpr (kChannels) {
-            stage.of_rows[thread] = decay(stage.channels[thread], kLog2E);
+#pragma unroll
+            for (u32 i = 0; i < kHalves; ++i)
+                stage.of_rows[64 * i + thread] = decay(stage.channels[64 * i + thread], kLog2E);
         } else {
             if (thread == 0) stage.of_rows[0] = decay(last, unit);
         }
         hk::detail::publish_to_wgmma();
         lds.landed[c % kStages].arrive();
-    };
+        if (c > 0) lds.multiplied[(c - 1) % kStages].wait((c - 1) / kStages % 2);
+        copy(c + kAhead);
+    }
+    hk::wait_loads<0, 0>();
+}
 
-#pragma unroll
-    for (u32 i = 0; i < kAhead; ++i) copy(i);
-    hk::wait_loads<kAhead - 1, 1>();
-    detail::movers_barrier();
-    land(0);
-
-    // The thread's 16-byte chunks of every 8th row v of a snapshot, of every 16th of D.
+/// Stores snapshots and D.
+template <class T>
+HK_FN void store_chunks(const Prefill &p, const WarpgroupWork &work, WarpgroupLds &lds) {
+    const u32 thread = hk::thread_x() - kMultiplyThreads - kLoadThreads, chunks = work.chunks(p);
+    // The thread's 16-byte chunks of every 4th row v of a snapshot, of every 8th token of D.
     constexpr u32 kOfRow = kWarpgroupRows / 8, kOfToken = kWarpgroupCols / 8;
+    constexpr u32 kRows = kStoreThreads / kOfRow, kTokens = kStoreThreads / kOfToken;
+    constexpr u32 kPartsOfH = kWarpgroupCols / kRows, kPartsOfD = kMostTokens / kTokens;
     const u32 row_h = thread / kOfRow, col_h = thread % kOfRow, row_d = thread / kOfToken, col_d = thread % kOfToken;
     const u32 cols = p.v_dim - work.first_col, size = p.k_dim * p.v_dim;
     const bool has_h = p.h && p.h_vk && col_h * 8 < p.k_dim, has_d = p.d.data && col_d * 8 < cols;
     auto to_h = reinterpret_cast<GlobalPtr<T>>(p.h) + (u64(work.sequence.chunk) * p.v_heads + work.head) * size +
                 (work.first_col + row_h) * p.k_dim + col_h * 8;
     auto to_d = reinterpret_cast<GlobalPtr<T>>(p.d.data) + i64(work.sequence.batch) * p.d.batch +
-                i64(work.head) * p.d.head + i64(u64(work.sequence.first + row_d)) * p.d.token + work.first_col + col_d * 8;
+                i64(work.head) * p.d.head + i64(u64(work.sequence.first + row_d)) * p.d.token + work.first_col +
+                col_d * 8;
     for (u32 c = 0; c < chunks; ++c) {
         const u32 turn = c % 2, parity = c / 2 % 2;
-        hk::wait_loads<kAhead - 2, 1>();
-        detail::movers_barrier();
-        land(c + 1);
-        if (c > 0) lds.multiplied[(c - 1) % kStages].wait((c - 1) / kStages % 2);
-        copy(c + kAhead);
-
-        constexpr u32 kPartsOfH = kWarpgroupCols * kOfRow / kRoleThreads, kPartsOfD = kMostTokens * kOfToken / kRoleThreads;
         Vec<u32, 4> of_h[kPartsOfH], of_d[kPartsOfD];
         lds.snapshot_there[turn].wait(parity);
 #pragma unroll
-        for (u32 i = 0; i < kPartsOfH; ++i) of_h[i] = *lds.snapshot[turn].at(row_h + 8 * i, col_h);
+        for (u32 i = 0; i < kPartsOfH; ++i) of_h[i] = *lds.snapshot[turn].at(row_h + kRows * i, col_h);
 #pragma unroll
         for (u32 i = 0; i < kPartsOfH; ++i) {
-            if (has_h && row_h + 8 * i < cols)
-                *reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(to_h + 8 * i * p.k_dim) = of_h[i];
+            if (has_h && row_h + kRows * i < cols)
+                *reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(to_h + kRows * i * p.k_dim) = of_h[i];
         }
         to_h += u64(p.v_heads) * size;
         lds.d_there[turn].wait(parity);
 #pragma unroll
-        for (u32 i = 0; i < kPartsOfD; ++i) of_d[i] = *lds.d[turn].at(row_d + 16 * i, col_d);
+        for (u32 i = 0; i < kPartsOfD; ++i) of_d[i] = *lds.d[turn].at(row_d + kTokens * i, col_d);
         lds.left[turn].arrive();
         const u32 rows = work.rows(p, c);
 #pragma unroll
         for (u32 i = 0; i < kPartsOfD; ++i) {
-            if (has_d && row_d + 16 * i < rows)
-                *reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(to_d + i64(16 * i) * p.d.token) = of_d[i];
+            if (has_d && row_d + kTokens * i < rows)
+                *reinterpret_cast<GlobalPtr<Vec<u32, 4>>>(to_d + i64(kTokens * i) * p.d.token) = of_d[i];
         }
         to_d += i64(p.chunk) * p.d.token;
     }
-    hk::wait_loads<0, 0>();
 }
 
 /// Both products, and the states.
@@ -390,11 +413,14 @@ HK_FN void warpgroup_states(const Prefill &p) {
     if (work.n >= p.sequences) return;
     if (hk::thread_x() == 0) lds.init();
     hk::block_barrier();
-    // Of a wave: else the compiler would wait for each MMA.
-    if (hk::shuffle(hk::thread_x() / kRoleThreads, 0) == 0) {
+    // The same in all lanes: else the compiler would wait for each MMA.
+    const u32 role = hk::shuffle(hk::thread_x() / 64, 0);
+    if (role < kMultiplyThreads / 64) {
         multiply_states<T, kChannels>(p, work, lds);
+    } else if (role == kMultiplyThreads / 64) {
+        load_chunks<T, kChannels>(p, work, lds);
     } else {
-        move_states<T, kChannels>(p, work, lds);
+        store_chunks<T>(p, work, lds);
     }
 }
 }  // namespace gdr::states

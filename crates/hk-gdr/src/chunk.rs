@@ -268,7 +268,8 @@ impl ChunkSizes {
             true => usize::from(self.all.k_dim > 128),
         } + if params.gk == 0 { 0 } else { 3 };
         let kernel = stream.kernel(STATES[float_index(T::DTYPE)][variant])?;
-        let waves = kernel.block()[0] / stream.device().info().wave_size;
+        // Waves beyond four only load and store: `hip/states_warpgroup.h`.
+        let waves = (kernel.block()[0] / stream.device().info().wave_size).min(4);
         let of_head = self.all.v_dim.div_ceil(STATE_COLS * waves as usize);
         let blocks = self.all.sequences.saturating_mul(self.all.v_heads).saturating_mul(of_head);
         // SAFETY: as of run_prepare; slots beyond the pool are neither read nor written.
