@@ -17,6 +17,7 @@
 #include <hk/arch.h>
 #include <hk/entry.h>
 
+#include "slots.h"
 #include "states_warpgroup.h"
 #include "tokens.h"
 

@@ -11,6 +11,7 @@
 #include <hk/shared.h>
 #include <hk/warpgroup.h>
 
+#include "slots.h"
 #include "tokens.h"
 
 #if defined(HK_WARPGROUPS)

@@ -453,12 +453,4 @@ HK_FN void sum_channel(const Prefill &p, const Chunk &chunk, u32 head, u32 chann
     }
 }
 
-/// The states of a slot, of a head.
-template <class S>
-HK_FN Window state(const Prefill &p, u64 states, i64 slot_stride, i64 slot, u32 head) {
-    const u32 size = p.k_dim * p.v_dim;
-    return Window(reinterpret_cast<GlobalPtr<S>>(states) + slot * slot_stride + i64(head) * size,
-                  size * u32(sizeof(S)));
-}
-
 }  // namespace gdr

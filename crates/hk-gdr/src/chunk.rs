@@ -26,7 +26,7 @@ macro_rules! kernels {
 static PREPARE: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "");
 static RECOMPUTE: [[KernelRef<Prefill>; 2]; 3] = kernels!("recompute", "");
 static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "");
-/// For bf16, f16: vectorized, chunks of 64 tokens.
+/// For bf16, f16: vectorized, whole chunks.
 static OUTPUTS_64: [KernelRef<Prefill>; 2] =
     [Prefill::kernel("outputs_bf16_64"), Prefill::kernel("outputs_f16_64")];
 /// With gates of channels; and their sums.
@@ -286,10 +286,16 @@ impl ChunkSizes {
         let (info, of_t) = (stream.device().info(), float_index(T::DTYPE));
         let units = self.all.v_dim.div_ceil(256 / size_of::<T>());
         let of_chunks = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(units);
-        let whole = vectorized
-            && (self.chunk_size == 64 && params.gk == 0)
-            && (size_of::<T>() == 2 && info.wave_size == 64)
-            && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize;
+        let whole = vectorized && params.gk == 0 && size_of::<T>() == 2 && {
+            // Blocks of more than a wave have warpgroup instructions, and chunks of any size: `hip/outputs_warpgroup.h`.
+            if stream.kernel(OUTPUTS_64[of_t])?.block()[0] > info.wave_size {
+                self.all.k_dim <= 128
+            } else {
+                self.chunk_size == 64
+                    && info.wave_size == 64
+                    && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize
+            }
+        };
         let kernels = if params.gk == 0 { &OUTPUTS } else { &OUTPUTS_CHANNELS };
         let (kernel, waves) = if whole {
             (OUTPUTS_64[of_t], of_chunks)
