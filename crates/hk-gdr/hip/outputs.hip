@@ -270,8 +270,9 @@ CHANNELS_ENTRIES(bf16)
 CHANNELS_ENTRIES(f16)
 CHANNELS_ENTRIES(f32)
 #if defined(HK_WARPGROUPS)
-HK_ENTRY_WAVES_PER_SM(outputs_bf16_64, gdr::outputs::kWarpgroupThreads, 8, gdr::outputs::warpgroup_outputs<hk::bf16>)
-HK_ENTRY_WAVES_PER_SM(outputs_f16_64, gdr::outputs::kWarpgroupThreads, 8, gdr::outputs::warpgroup_outputs<hk::f16>)
+HK_ENTRY_WAVES_PER_SM(outputs_bf16_64, gdr::warpgroup::kWarpgroupThreads, 8,
+                      gdr::warpgroup::warpgroup_outputs<hk::bf16>)
+HK_ENTRY_WAVES_PER_SM(outputs_f16_64, gdr::warpgroup::kWarpgroupThreads, 8, gdr::warpgroup::warpgroup_outputs<hk::f16>)
 #else
 // Chunks of 64 tokens. Where a lane has two rows of a tile (sm_90) there are not registers enough: nothing launches them.
 constexpr int kMostOwn = kTiles / hk::kRowsPerLane;

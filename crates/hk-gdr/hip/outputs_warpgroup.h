@@ -12,7 +12,7 @@
 
 #if defined(HK_WARPGROUPS)
 
-namespace gdr::outputs {
+namespace gdr::warpgroup {
 
 /// Columns of a block, and most columns k.
 inline constexpr u32 kWarpgroupCols = 128, kWarpgroupThreads = 128;
@@ -201,6 +201,6 @@ HK_FN void warpgroup_outputs(const Prefill &p) {
         o.put(part.chunk[row * 8 + (c ^ part.swizzle(row))], row, v0 + i / 4 * 64 + c * 8);
     }
 }
-}  // namespace gdr::outputs
+}  // namespace gdr::warpgroup
 
 #endif
