@@ -2,9 +2,9 @@
 //   D^T = U^T - H^T W^T,  H^T = exp(G_last) H^T + D'^T K     D' = D with the decays from its tokens to the last one
 // A block has 64 columns v of a value head of a sequence. Four waves multiply: their accumulators are H^T, 64 rows v of all k. H^T and D'^T
 // are operands in registers, as accumulators hold them; w and k are operands in LDS, tokens in rows. u is transposed by ldmatrix, D by
-// stmatrix. Four other waves load chunks and make their decays, kAhead chunks ahead, and store D and snapshots from LDS by bulk copies: a
-// chunk takes the waves that multiply a third of the instructions, and their latency is what bounds the kernel.
-// In flight: the first product while H is decayed and its snapshot goes to LDS, the second one while D is stored.
+// stmatrix. Two waves load chunks, kAhead in flight, and make their decays; two store snapshots and D from LDS: a third of the
+// instructions of a chunk is left to the waves that multiply, whose latency bounds the kernel where blocks are few.
+// In flight: the first product while u is transposed and the snapshot goes to LDS, the second one while D does.
 // Floor: bytes of w, k, u, D and snapshots.
 #pragma once
 
