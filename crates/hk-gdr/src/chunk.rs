@@ -7,8 +7,8 @@ use crate::{GateBase, StateElement, StateLayout, States};
 use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
 use hk_core::{
-    DType, Element, Error, Float, KernelRef, Launch, LaunchConfig, NamedOperand, Operand, Result, Stream,
-    TensorView, TensorViewMut, check_aliases,
+    Arch, DType, Element, Error, Float, KernelRef, Launch, LaunchConfig, NamedOperand, Operand, Result,
+    Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// For bf16, f16, f32: vectorized, scalar.
@@ -286,16 +286,19 @@ impl ChunkSizes {
         let (info, of_t) = (stream.device().info(), float_index(T::DTYPE));
         let units = self.all.v_dim.div_ceil(256 / size_of::<T>());
         let of_chunks = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(units);
-        let whole = vectorized && params.gk == 0 && size_of::<T>() == 2 && {
-            // Blocks of more than a wave have warpgroup instructions, and chunks of any size: `hip/outputs_warpgroup.h`.
-            if stream.kernel(OUTPUTS_64[of_t])?.block()[0] > info.wave_size {
-                self.all.k_dim <= 128
-            } else {
-                self.chunk_size == 64
-                    && info.wave_size == 64
-                    && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize
-            }
-        };
+        let whole = vectorized
+            && (params.gk == 0 && size_of::<T>() == 2)
+            && match info.arch {
+                // With warpgroup instructions blocks have more than a wave: `hip/outputs_warpgroup.h`.
+                Arch::Sm90a => {
+                    self.all.k_dim <= 128 && stream.kernel(OUTPUTS_64[of_t])?.block()[0] > info.wave_size
+                }
+                _ => {
+                    self.chunk_size == 64
+                        && info.wave_size == 64
+                        && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize
+                }
+            };
         let kernels = if params.gk == 0 { &OUTPUTS } else { &OUTPUTS_CHANNELS };
         let (kernel, waves) = if whole {
             (OUTPUTS_64[of_t], of_chunks)
