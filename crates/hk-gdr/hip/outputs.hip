@@ -9,12 +9,13 @@
 // Packed: one batch, sequence b from starts[b] to starts[b + 1].
 // One wave for 32 or 64 tokens of a chunk and a unit of columns of a value head (see tokens.h), all operands from memory: the decayed q k are
 // from accumulators the operand of D. Of 32 tokens H^T q and k q are made in one pass over K (on sm_90 in two); of 64 in two, and H is read
-// once. The bits are the same. LDS holds the gates of the chunk.
+// once. The bits are the same. LDS holds the gates of the chunk. With warpgroup instructions see outputs_warpgroup.h.
 // Rounds the decayed q k to T where it is an operand, and o.
 // Floor: bytes of q, k, D, H, o; 2 C (K V + C K + C V) operations a chunk and value head, of the last two about half.
 #include <hk/arch.h>
 #include <hk/entry.h>
 
+#include "outputs_warpgroup.h"
 #include "tokens.h"
 
 namespace {
@@ -268,7 +269,13 @@ OUTPUTS_ENTRIES(f32)
 CHANNELS_ENTRIES(bf16)
 CHANNELS_ENTRIES(f16)
 CHANNELS_ENTRIES(f32)
+#if defined(HK_WARPGROUPS)
+HK_ENTRY_WAVES_PER_SM(outputs_bf16_64, gdr::warpgroup::kWarpgroupThreads, 8,
+                      gdr::warpgroup::warpgroup_outputs<hk::bf16>)
+HK_ENTRY_WAVES_PER_SM(outputs_f16_64, gdr::warpgroup::kWarpgroupThreads, 8, gdr::warpgroup::warpgroup_outputs<hk::f16>)
+#else
 // Chunks of 64 tokens. Where a lane has two rows of a tile (sm_90) there are not registers enough: nothing launches them.
 constexpr int kMostOwn = kTiles / hk::kRowsPerLane;
 HK_ENTRY_WAVES_PER_SIMD(outputs_bf16_64, hk::kWaveSize, 2, 8, outputs<hk::bf16, Access::Vectorized, kMostOwn>)
 HK_ENTRY_WAVES_PER_SIMD(outputs_f16_64, hk::kWaveSize, 2, 8, outputs<hk::f16, Access::Vectorized, kMostOwn>)
+#endif

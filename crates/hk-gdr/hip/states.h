@@ -17,6 +17,8 @@
 #include <hk/arch.h>
 #include <hk/entry.h>
 
+#include "slots.h"
+#include "states_warpgroup.h"
 #include "tokens.h"
 
 namespace gdr::states {
@@ -160,14 +162,6 @@ struct Gates {
     static constexpr int kTokens = kMostTokens / hk::kWaveSize;
     float last, of[kTokens], norm[kTokens];
 };
-
-/// The states of a slot.
-template <class S>
-HK_FN Window state(const Prefill &p, u64 states, i64 slot_stride, i64 slot, u32 head) {
-    const u32 size = p.k_dim * p.v_dim;
-    return Window(reinterpret_cast<GlobalPtr<S>>(states) + slot * slot_stride + i64(head) * size,
-                  size * u32(sizeof(S)));
-}
 
 template <class T, Access kAccess, int kUnits, bool kChannels = false>
 HK_FN void states(const Prefill &p) {
@@ -375,9 +369,18 @@ HK_FN void states(const Prefill &p) {
 }  // namespace gdr::states
 
 // As many waves to a SIMD as have 128, or 256 registers; of blocks that share chunks as many as have LDS.
-#define STATES_ROWS(name, T, units, ...)                                                                             \
+#define STATES_ROWS_BY_WAVES(name, T, units, ...)                                                                    \
     HK_ENTRY_WAVES_PER_SIMD(name, (gdr::states::kThreads<hk::T, units>), 4, (gdr::states::kWavesOfSm<hk::T, units>), \
                             gdr::states::states<hk::T, hk::Access::Vectorized, units __VA_OPT__(, ) __VA_ARGS__>)
+#if defined(HK_WARPGROUPS)
+#define STATES_ROWS_1(name, T, ...)                                                            \
+    HK_ENTRY_WAVES_PER_SM(name, gdr::states::kStatesThreads, gdr::states::kStatesThreads / 32, \
+                          gdr::states::warpgroup_states<hk::T __VA_OPT__(, ) __VA_ARGS__>)
+#else
+#define STATES_ROWS_1(name, T, ...) STATES_ROWS_BY_WAVES(name, T, 1 __VA_OPT__(, ) __VA_ARGS__)
+#endif
+#define STATES_ROWS_2(name, T, ...) STATES_ROWS_BY_WAVES(name, T, 2 __VA_OPT__(, ) __VA_ARGS__)
+#define STATES_ROWS(name, T, units, ...) STATES_ROWS_##units(name, T __VA_OPT__(, ) __VA_ARGS__)
 #define STATES_ENTRIES(T, units)                                                             \
     STATES_ROWS(states_##T##_128, T, units)                                                  \
     HK_ENTRY_WAVES_PER_SIMD(states_##T##_256, hk::kWaveSize, 2, 8,                           \

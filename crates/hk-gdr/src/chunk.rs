@@ -7,8 +7,8 @@ use crate::{GateBase, StateElement, StateLayout, States};
 use bytemuck::Zeroable;
 use hk_core::plan::rows::float_index;
 use hk_core::{
-    DType, Element, Error, Float, KernelRef, Launch, LaunchConfig, NamedOperand, Operand, Result, Stream,
-    TensorView, TensorViewMut, check_aliases,
+    Arch, DType, Element, Error, Float, KernelRef, Launch, LaunchConfig, NamedOperand, Operand, Result,
+    Stream, TensorView, TensorViewMut, check_aliases,
 };
 
 /// For bf16, f16, f32: vectorized, scalar.
@@ -26,7 +26,7 @@ macro_rules! kernels {
 static PREPARE: [[KernelRef<Prefill>; 2]; 3] = kernels!("prepare", "");
 static RECOMPUTE: [[KernelRef<Prefill>; 2]; 3] = kernels!("recompute", "");
 static OUTPUTS: [[KernelRef<Prefill>; 2]; 3] = kernels!("outputs", "");
-/// For bf16, f16: vectorized, chunks of 64 tokens.
+/// For bf16, f16: vectorized, whole chunks.
 static OUTPUTS_64: [KernelRef<Prefill>; 2] =
     [Prefill::kernel("outputs_bf16_64"), Prefill::kernel("outputs_f16_64")];
 /// With gates of channels; and their sums.
@@ -268,7 +268,8 @@ impl ChunkSizes {
             true => usize::from(self.all.k_dim > 128),
         } + if params.gk == 0 { 0 } else { 3 };
         let kernel = stream.kernel(STATES[float_index(T::DTYPE)][variant])?;
-        let waves = kernel.block()[0] / stream.device().info().wave_size;
+        // Waves beyond four only load and store: `hip/states_warpgroup.h`.
+        let waves = (kernel.block()[0] / stream.device().info().wave_size).min(4);
         let of_head = self.all.v_dim.div_ceil(STATE_COLS * waves as usize);
         let blocks = self.all.sequences.saturating_mul(self.all.v_heads).saturating_mul(of_head);
         // SAFETY: as of run_prepare; slots beyond the pool are neither read nor written.
@@ -286,9 +287,18 @@ impl ChunkSizes {
         let units = self.all.v_dim.div_ceil(256 / size_of::<T>());
         let of_chunks = self.all_chunks().saturating_mul(self.all.v_heads).saturating_mul(units);
         let whole = vectorized
-            && (self.chunk_size == 64 && params.gk == 0)
-            && (size_of::<T>() == 2 && info.wave_size == 64)
-            && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize;
+            && (params.gk == 0 && size_of::<T>() == 2)
+            && match info.arch {
+                // With warpgroup instructions blocks have more than a wave: `hip/outputs_warpgroup.h`.
+                Arch::Sm90a => {
+                    self.all.k_dim <= 128 && stream.kernel(OUTPUTS_64[of_t])?.block()[0] > info.wave_size
+                }
+                _ => {
+                    self.chunk_size == 64
+                        && info.wave_size == 64
+                        && of_chunks >= WHOLE_CHUNK_WAVES * info.compute_units as usize
+                }
+            };
         let kernels = if params.gk == 0 { &OUTPUTS } else { &OUTPUTS_CHANNELS };
         let (kernel, waves) = if whole {
             (OUTPUTS_64[of_t], of_chunks)

@@ -1,4 +1,4 @@
-// hk/nvidia/shared.h: transposing reads of LDS of NVIDIA's GPUs.
+// hk/nvidia/shared.h: transposing reads and writes of LDS of NVIDIA's GPUs.
 #pragma once
 
 #include <hk/arch.h>
@@ -24,6 +24,24 @@ HK_FN void ldmatrix_x4_trans(u32 (&word)[4], const void *at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                  : "r"(address)
+                 : "memory");
+}
+
+/// Writes four matrices of 8 x 8 16-bit elements to LDS, as ldmatrix_x4 reads them.
+HK_FN void stmatrix_x4(const u32 (&word)[4], void *at) {
+    const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) void *)at));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+}
+
+/// The same, transposed, as ldmatrix_x4_trans reads them.
+HK_FN void stmatrix_x4_trans(const u32 (&word)[4], void *at) {
+    const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) void *)at));
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                  : "memory");
 }
 
