@@ -313,7 +313,15 @@ class Decode {
         return {at.quotient, split_.kv_head * p.group + at.remainder, at.quotient < split_.q_len};
     }
     HK_FN Row own_row(const Params &p, u32 m, u32 r) const {
-        return row(p, m * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r));
+        return row(p, m * kDim + hk::row_of_lane<kDim>(lane_of_rows(), r));
+    }
+    /// The lane, where rows are computed again and again: of many tiles they would be moved out of the loop, into registers of their own.
+    HK_FN static u32 lane_of_rows() {
+        u32 lane = hk::lane_id();
+#if defined(HK_AMD)
+        if constexpr (!kKeepsRows) asm volatile("" : "+v"(lane));
+#endif
+        return lane;
     }
     /// Rows of the block's tiles that are there.
     HK_FN u32 rows_used(const Params &p) const {
@@ -488,7 +496,7 @@ class Decode {
     HK_FN Keys find_visible(const Params &p, u32 m, u32 r) const {
         const Row own = own_row(p, m, r);
         const KeyRange keys = key_range(p, split_, own.query);
-        return {u32(keys.first) - key_of(hk::lane_id(), 0),
+        return {u32(keys.first) - key_of(lane_of_rows(), 0),
                 own.valid && keys.first <= keys.last ? u32(keys.last - keys.first + 1) : 0};
     }
     HK_FN Factors find_factors(const Params &p, u32 m, u32 r) const {
@@ -839,7 +847,7 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) {
             const auto [row_scale, slope] = factors(m, r);
             float factor = scale_of(m) * row_scale;
-            const i32 place = i32(own_row(p, m, r).query) + off - at - i32(key_of(hk::lane_id(), 0));
+            const i32 place = i32(own_row(p, m, r).query) + off - at - i32(key_of(lane_of_rows(), 0));
             if (softcap != 0.0f) {
                 map_pairs(s_[m], r, [&](int, Vec<float, 2> pair) {
 #pragma unroll
@@ -1234,9 +1242,11 @@ HK_FN void decode(const DecodeParams &d) {
     decode<T, From, kD, kM>(d, hk::xcd_remap(hk::block_x(), hk::grid_x()), lds);
 }
 
-/// Waves that share a SIMD.
-template <int kD, int kTiles>
-inline constexpr int kWavesPerSimd = kTilesOfTarget<kTiles> > 1 || kD > 128 ? 1 : 2;
+/// Waves that share a SIMD: two where registers hold what each needs. Three terms of queries beside factors of tokens are a register too many.
+template <class T, class From, int kD, int kTiles>
+inline constexpr int kWavesPerSimd =
+    kTilesOfTarget<kTiles> == 1 ? (kD > 128 ? 1 : 2)
+                                : (kD > 64 || (kTokenScales<From> && QuerySplitOf<From, T>::Type::kTerms == 3) ? 1 : 2);
 
 }  // namespace decode
 }  // namespace attention
@@ -1251,6 +1261,10 @@ inline constexpr int kWavesPerSimd = kTilesOfTarget<kTiles> > 1 || kD > 128 ? 1 
     HK_DECODE_COLUMNS(name##_d64_rows64, T, From, 64, 4)   \
     HK_DECODE_COLUMNS(name##_d128_rows64, T, From, 128, 4) \
     HK_DECODE_COLUMNS(name##_d256_rows32, T, From, 256, 2)
-#define HK_DECODE_COLUMNS(name, T, From, columns, tiles)                                                              \
-    HK_ENTRY_WAVES_PER_SIMD(name, attention::decode::kThreads, (attention::decode::kWavesPerSimd<columns, tiles>), 8, \
+#define HK_DECODE_PIECES_TALL(name, T, From)             \
+    HK_DECODE_COLUMNS(name##_d64_rows32, T, From, 64, 2) \
+    HK_DECODE_COLUMNS(name##_d128_rows32, T, From, 128, 2)
+#define HK_DECODE_COLUMNS(name, T, From, columns, tiles)                                    \
+    HK_ENTRY_WAVES_PER_SIMD(name, attention::decode::kThreads,                              \
+                            (attention::decode::kWavesPerSimd<T, From, columns, tiles>), 8, \
                             (attention::decode::decode<T, From, columns, tiles>))

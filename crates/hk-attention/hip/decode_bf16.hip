@@ -7,4 +7,5 @@ using Params = attention::DecodeParams;
 
 HK_DECODE(decode_bf16, hk::bf16, attention::Stored)
 HK_DECODE(decode_bf16_pieces, hk::bf16, attention::decode::InPieces<attention::Stored>)
+HK_DECODE_PIECES_TALL(decode_bf16_pieces, hk::bf16, attention::decode::InPieces<attention::Stored>)
 HK_DECODE_TALL(decode_bf16, hk::bf16, attention::Stored)

@@ -7,6 +7,6 @@ using Cache = attention::decode::BytesFp8<hk::bf16>;
 }  // namespace
 
 HK_DECODE(decode_bf16_fp8, hk::bf16, Cache)
-HK_DECODE(decode_bf16_fp8_scaled, hk::bf16, attention::decode::TokenScaled<Cache>)
 HK_DECODE(decode_bf16_fp8_pieces, hk::bf16, attention::decode::InPieces<Cache>)
+HK_DECODE_PIECES_TALL(decode_bf16_fp8_pieces, hk::bf16, attention::decode::InPieces<Cache>)
 HK_DECODE_TALL(decode_bf16_fp8, hk::bf16, Cache)

@@ -7,4 +7,5 @@ using Params = attention::DecodeParams;
 
 HK_DECODE(decode_f16, hk::f16, attention::Stored)
 HK_DECODE(decode_f16_pieces, hk::f16, attention::decode::InPieces<attention::Stored>)
+HK_DECODE_PIECES_TALL(decode_f16_pieces, hk::f16, attention::decode::InPieces<attention::Stored>)
 HK_DECODE_TALL(decode_f16, hk::f16, attention::Stored)

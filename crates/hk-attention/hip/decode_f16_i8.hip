@@ -7,6 +7,6 @@ using Cache = attention::decode::BytesI8<hk::f16>;
 }  // namespace
 
 HK_DECODE(decode_f16_i8, hk::f16, Cache)
-HK_DECODE(decode_f16_i8_scaled, hk::f16, attention::decode::TokenScaled<Cache>)
 HK_DECODE(decode_f16_i8_pieces, hk::f16, attention::decode::InPieces<Cache>)
+HK_DECODE_PIECES_TALL(decode_f16_i8_pieces, hk::f16, attention::decode::InPieces<Cache>)
 HK_DECODE_TALL(decode_f16_i8, hk::f16, Cache)

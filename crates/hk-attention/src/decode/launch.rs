@@ -18,12 +18,15 @@ type Table = [(usize, Kernels); 3];
 struct Kernels {
     /// Of 16 rows: for the own type, for fp8 and for int8, for these two with factors of tokens, and for all three in pieces of 16 bytes.
     short: [KernelRef<DecodeParams>; 8],
-    /// Of more rows, which read the keys once; of the first three caches.
-    tall: [KernelRef<DecodeParams>; 3],
+    /// Of more rows, which share the keys, in the same order; pieces of 256 columns have none.
+    tall: &'static [KernelRef<DecodeParams>],
 }
 
+/// Place of the first kernel of pieces.
+const IN_PIECES: usize = 5;
+
 macro_rules! kernels {
-    ($type:literal $($columns:literal $most:literal $rows:literal),*) => {
+    ($type:literal $($columns:literal $most:literal $rows:literal $($pieces:literal)?),*) => {
         [$((
             $most,
             Kernels {
@@ -37,17 +40,24 @@ macro_rules! kernels {
                     DecodeParams::kernel(concat!("decode_", $type, "_fp8_pieces_d", $columns)),
                     DecodeParams::kernel(concat!("decode_", $type, "_i8_pieces_d", $columns)),
                 ],
-                tall: [
+                tall: &[
                     DecodeParams::kernel(concat!("decode_", $type, "_d", $columns, "_rows", $rows)),
                     DecodeParams::kernel(concat!("decode_", $type, "_fp8_d", $columns, "_rows", $rows)),
                     DecodeParams::kernel(concat!("decode_", $type, "_i8_d", $columns, "_rows", $rows)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_fp8_scaled_d", $columns, "_rows", $rows)),
+                    DecodeParams::kernel(concat!("decode_", $type, "_i8_scaled_d", $columns, "_rows", $rows)),
+                    $(
+                        DecodeParams::kernel(concat!("decode_", $type, "_pieces_d", $columns, "_rows", $pieces)),
+                        DecodeParams::kernel(concat!("decode_", $type, "_fp8_pieces_d", $columns, "_rows", $pieces)),
+                        DecodeParams::kernel(concat!("decode_", $type, "_i8_pieces_d", $columns, "_rows", $pieces)),
+                    )?
                 ],
             },
         )),*]
     };
 }
-const BF16: Table = kernels!("bf16" "64" 64 "64", "128" 128 "64", "256" 256 "32");
-const F16: Table = kernels!("f16" "64" 64 "64", "128" 128 "64", "256" 256 "32");
+const BF16: Table = kernels!("bf16" "64" 64 "64" "32", "128" 128 "64" "32", "256" 256 "32");
+const F16: Table = kernels!("f16" "64" 64 "64" "32", "128" 128 "64" "32", "256" 256 "32");
 
 /// A kernel and the rows of its blocks.
 #[derive(Clone, Copy)]
@@ -129,12 +139,12 @@ impl<'a> Problem<'a> {
         let of = match (self.in_rows(bytes), self.token_scales, element) {
             (true, false, of) => of,
             (true, true, 1 | 2) => 2 + element,
-            (false, false, of) if self.in_pieces(bytes) => 5 + of,
+            (false, false, of) if self.in_pieces(bytes) => IN_PIECES + of,
             _ => return None,
         };
         let columns = p.dqk.max(p.dv) as usize;
         let (_, Kernels { short, tall }) = table.iter().find(|(most, _)| columns <= *most)?;
-        let of_tall = rows_of_tall(self.stream.device().arch(), columns);
+        let of_tall = rows_of_tall(self.stream.device().arch(), columns, of >= IN_PIECES);
         let is_tall = rows > ROWS_OF_BLOCK && of_tall > ROWS_OF_BLOCK;
         Some(match tall.get(of).filter(|_| is_tall) {
             Some(kernel) => DecodeKernel { kernel: *kernel, rows: of_tall },

@@ -63,7 +63,7 @@ pub struct PaDecodeOptions<'a> {
 /// [`mha`](fn@crate::mha). A sequence without keys has outputs of 0 and an `lse` of -inf, or the sink.
 ///
 /// Each byte of the keys that are seen is read once, 16 bytes of a lane at a time, for `bf16`, `f16`, fp8 and int8 caches with up to 64 heads
-/// of a group (32 of more than 128 columns; of pieces, factors of tokens, and on sm_90, 16); for 16-bit and fp8 caches with up to 128 heads: in layouts `Nhd` and `Hnd` with pages of a multiple of 16 tokens, rows on 16 bytes; in `Paged` and `PagedShuffled` with pages of
+/// of a group (32 of more than 128 columns, and of pieces up to 128; of wider pieces, and on sm_90, 16); for 16-bit and fp8 caches with up to 128 heads: in layouts `Nhd` and `Hnd` with pages of a multiple of 16 tokens, rows on 16 bytes; in `Paged` and `PagedShuffled` with pages of
 /// a multiple of 8 tokens, of bytes 16. Other caches are served by the kernel of prompts. Factors of tokens go with the first two layouts alone, and
 /// are in rows on 16 bytes; probabilities times the factor of a value are rounded to 16
 /// bits, and the sum of probabilities is that of the ones without. [`Splits`] says how keys are split among blocks, and what results depend on.

@@ -6,12 +6,12 @@ use hk_core::{Arch, DeviceBuffer, DeviceInfo, Error, Result, Stream, TensorViewM
 /// Rows of a block: queries by the heads of a group.
 pub(super) const ROWS_OF_BLOCK: usize = 16;
 
-/// Those of the blocks for more rows, as far as registers hold their accumulators: on sm_90 one tile.
-pub(super) fn rows_of_tall(arch: Arch, columns: usize) -> usize {
-    match (arch.is_amd(), columns) {
-        (true, ..=128) => 64,
-        (true, _) => 32,
-        (false, _) => ROWS_OF_BLOCK,
+/// Those of the blocks for more rows, as far as registers hold their accumulators beside keys, of which pieces have longer steps: on sm_90 one tile.
+pub(super) fn rows_of_tall(arch: Arch, columns: usize, in_pieces: bool) -> usize {
+    match (arch.is_amd(), columns, in_pieces) {
+        (true, ..=128, false) => 64,
+        (true, ..=128, true) | (true, _, false) => 32,
+        _ => ROWS_OF_BLOCK,
     }
 }
 
@@ -155,8 +155,9 @@ impl Splits {
 pub fn decode_workspace(info: &DeviceInfo, problem: &AttentionProblem, splits: Splits) -> usize {
     let AttentionProblem { sequences, heads, kv_heads, queries, keys, dv } = *problem;
     let rows = queries.saturating_mul(heads / kv_heads.max(1));
+    // The tallest blocks have the most splits.
     let of_block = if rows > sequences.saturating_mul(ROWS_OF_BLOCK) {
-        rows_of_tall(info.arch, dv)
+        rows_of_tall(info.arch, dv, false)
     } else {
         ROWS_OF_BLOCK
     };

@@ -65,6 +65,13 @@ pub fn table() -> Result<Table> {
         (128, "fp8", 128),
         (128, "int8", 64),
         (128, "int8", 128),
+        (64, "fp8, factors of tokens", 64),
+        (128, "fp8, factors of tokens", 64),
+        (128, "int8, factors of tokens", 64),
+        (256, "fp8, factors of tokens", 32),
+        (128, "bf16 in pieces", 32),
+        (128, "fp8 in pieces", 32),
+        (128, "int8 in pieces", 32),
     ];
     for (columns, pages, heads) in rows.into_iter().chain(more) {
         let [a, b] = Arch::AMD.map(|arch| {
