@@ -281,35 +281,51 @@ impl GemmTile {
         }
     }
 
-    /// Pipeline depth of a block of `width` columns: stages in LDS, in registers or in flight.
+    /// The pipeline of a block of `width` columns. `packed`: of MX scales, the four of 128 columns are one load.
     #[cfg(feature = "registry")]
-    pub(crate) const fn stages(self, arch: Arch, precision: Precision, width: usize) -> usize {
+    pub(crate) const fn pipeline(
+        self,
+        arch: Arch,
+        precision: Precision,
+        scales: ScaleKind,
+        packed: bool,
+        width: usize,
+    ) -> Pipeline {
+        /// Of 128 bytes of a row: a line of L1, or what warpgroup instructions read.
+        const LINE: usize = 2 * STAGE_BYTES;
+        if self.skinny() {
+            return Pipeline { step: self.stretch(arch), stages: 2 };
+        }
+        let rows = self.shape().0;
+        let scalar = matches!(self, Self::Elements);
         // `kWarpgroupStages` in `hip/include/gemm/warpgroup.h`: as many as fit LDS, of which each block has 1 KiB to itself.
-        if by_warpgroups(arch, precision) && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x64) {
+        if by_warpgroups(arch, precision)
+            && matches!(scales, ScaleKind::None)
+            && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x64)
+        {
             const RESERVED: usize = 1024;
-            const ROW_BYTES: usize = 128;
-            let rows = self.shape().0;
             let blocks = if rows == 64 { 2 } else { 1 };
             let free = (arch.lds_bytes() as usize + RESERVED) / blocks - RESERVED;
-            return free / ((rows + width) * ROW_BYTES);
+            return Pipeline { step: LINE, stages: free / ((rows + width) * LINE) };
         }
-        match (self, arch) {
-            (
-                Self::T256x256 | Self::T256x128 | Self::T128x256 | Self::T128x128 | Self::T64x64,
-                Arch::Gfx950 | Arch::Sm90 | Arch::Sm90a,
-            ) => 5,
-            // Two in LDS, two in registers.
-            (
-                Self::T256x256
-                | Self::T256x128
-                | Self::T128x256
-                | Self::T128x128
-                | Self::T64x64
-                | Self::Elements,
-                _,
-            ) => 4,
-            _ => 2,
+        let dequantized = matches!(precision, Precision::HalfByByte | Precision::HalfByFp4);
+        let bytewise = matches!(scales, ScaleKind::Mx) && !packed;
+        let wide = matches!(precision, Precision::Fp8ByFp4);
+        // Loads go straight to LDS: `kDirectToLds` of its movers.
+        let direct = !matches!(arch, Arch::Gfx942) && !scalar && !dequantized && !bytewise;
+        // `kLines` of the tiles in `hip/include/gemm/gemm.h` and `hip/include/gemm/operands`.
+        let mx_fp8 = matches!((precision, scales), (Precision::Fp8, ScaleKind::Mx));
+        let short = matches!(scales, ScaleKind::ShortBlock);
+        let lines = arch.is_amd() && !scalar && !dequantized && !wide && !short && (!mx_fp8 || direct);
+        if lines {
+            // `kLineStages` in `hip/include/gemm/line_pipeline.h`; through registers one is in LDS and one in flight.
+            let three = direct && 3 * (rows + width) * LINE <= arch.lds_bytes() as usize;
+            return Pipeline { step: LINE, stages: if three { 3 } else { 2 } };
         }
+        // An MFMA of fp8 on gfx950 spans two stages: `kStep` in `hip/include/gemm/gemm.h`.
+        let pairs = matches!((arch, precision), (Arch::Gfx950, Precision::Fp8)) && !short;
+        // Five in `hk::DirectPipeline`; in `hk::RegisterPipeline` two in LDS, two in registers or in flight.
+        Pipeline { step: if wide || pairs { LINE } else { STAGE_BYTES }, stages: if direct { 5 } else { 4 } }
     }
 
     /// The tile of the second GEMM of a launch, of 16-bit floats: it has as many threads.
@@ -324,6 +340,16 @@ impl GemmTile {
     pub(crate) const fn skinny(self) -> bool {
         matches!(self, Self::S16x16 | Self::S16x16Twice | Self::S16x32 | Self::S32x32 | Self::S64x32)
     }
+}
+
+/// How a block walks along K.
+#[cfg(feature = "registry")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pipeline {
+    /// Bytes of a row of the activations in a step.
+    pub step: usize,
+    /// Pipeline depth: steps in LDS, in registers or in flight.
+    pub stages: usize,
 }
 
 /// Tile, split-K and rasterization of a GEMM.
@@ -670,17 +696,22 @@ mod tests {
         }
     }
 
-    /// Stages that fit 227 KiB, of 128 bytes a row; other tiles have a fixed number.
+    /// Stages that fit 227 KiB, of 128 bytes a row.
     #[cfg(feature = "registry")]
     #[test]
-    fn pipeline_depth_of_warpgroup_tiles() {
-        let stages = |tile: GemmTile, width| tile.stages(Arch::Sm90a, Precision::Bf16, width);
-        assert_eq!([256, 224, 192].map(|width| stages(GemmTile::T128x256, width)), [4, 5, 5]);
-        assert_eq!([stages(GemmTile::T128x128, 128), stages(GemmTile::T64x64, 64)], [7, 7]);
-        assert_eq!(stages(GemmTile::T256x256, 256), 5);
-        for (arch, depth) in [(Arch::Sm90a, 5), (Arch::Sm90, 5), (Arch::Gfx950, 5), (Arch::Gfx942, 4)] {
-            assert_eq!(GemmTile::T128x128.stages(arch, Precision::Fp8, 128), depth, "{arch}");
-        }
+    fn pipeline_of_warpgroup_tiles() {
+        let pipeline = |tile: GemmTile, precision, scales, width| {
+            let Pipeline { step, stages } = tile.pipeline(Arch::Sm90a, precision, scales, false, width);
+            (step, stages)
+        };
+        let plain = |tile, width| pipeline(tile, Precision::Bf16, ScaleKind::None, width);
+        let wide = [256, 224, 192].map(|width| plain(GemmTile::T128x256, width));
+        assert_eq!(wide, [(128, 4), (128, 5), (128, 5)]);
+        assert_eq!([plain(GemmTile::T128x128, 128), plain(GemmTile::T64x64, 64)], [(128, 7); 2]);
+        // Others multiply by mma.sync.
+        assert_eq!(plain(GemmTile::T256x256, 256), (64, 5));
+        assert_eq!(pipeline(GemmTile::T128x128, Precision::Fp8, ScaleKind::None, 128), (64, 5));
+        assert_eq!(pipeline(GemmTile::T64x64, Precision::I8, ScaleKind::Block, 64), (64, 5));
     }
 
     /// On an H100 with warpgroup instructions 128 x 256 was the fastest of large GEMMs, 64 x 64 from 17 to 64 rows; in between narrower
