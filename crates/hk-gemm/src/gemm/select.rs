@@ -9,7 +9,7 @@ use hk_core::{Arch, DeviceInfo};
 pub enum GemmTile {
     /// 256 x 256 by eight waves, through LDS: a block fills a CU.
     T256x256,
-    /// 128 x 128 by four waves, through LDS: two blocks a CU.
+    /// 128 x 128 by four waves, through LDS: two blocks a CU, on gfx950 one.
     T128x128,
     /// 64 x 64 by four waves, through LDS: three or four blocks a CU.
     T64x64,
@@ -41,6 +41,8 @@ struct TileInfo {
     n: usize,
     gfx942: Cost,
     gfx950: Cost,
+    /// On gfx950, of mxfp4 and of weights of fewer bits than the activations.
+    packed: Cost,
     nvidia: Cost,
     /// On sm_90a, of types that multiply by warpgroup instructions.
     warpgroups: Cost,
@@ -64,6 +66,7 @@ impl TileInfo {
         match (arch, precision) {
             _ if by_warpgroups(arch, precision) => &self.warpgroups,
             (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
+            (Arch::Gfx950, _) if precision.packed() => &self.packed,
             (Arch::Gfx950, _) => &self.gfx950,
             _ => &self.gfx942,
         }
@@ -85,26 +88,40 @@ struct Rates {
     fill: f64,
     /// How much longer [`GemmTile::S64x32`] takes for it.
     tall: f64,
+    /// Stages that would take as long as the first loads and the last stores of a block: of tiles through LDS, and of skinny ones.
+    ends: [f64; 2],
     /// The shortest stage of a tile through LDS; one more launch.
     least: f64,
     launch: f64,
 }
 
 impl Rates {
-    const LAUNCH: f64 = 5000.0;
-
-    const fn of(info: &DeviceInfo) -> Self {
+    const fn of(info: &DeviceInfo, precision: Precision) -> Self {
         match (info.arch, info.compute_units) {
             // 256 CUs, 2.2 GHz; of 8 TB/s 6.5 are reached.
-            (Arch::Gfx950, _) => Self {
+            (Arch::Gfx950, _) if precision.packed() => Self {
                 stage: 1.0 / (64.0 * 2.2),
                 byte: 256.0 / 6500.0,
                 alone: 1.7,
                 near: 1.0 / (64.0 * 2.2),
                 fill: 1.0 / 52.0,
                 tall: 1.0,
+                ends: [0.0; 2],
                 least: 0.0,
-                launch: Self::LAUNCH,
+                launch: 5000.0,
+            },
+            // Of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
+            // crates/hk-time/validation/choices.py --floors.
+            (Arch::Gfx950, _) => Self {
+                stage: 1.0 / (64.0 * 2.2),
+                byte: 256.0 / 5870.0,
+                alone: 1.7,
+                near: 1.0 / (64.0 * 2.2),
+                fill: 1.0 / 58.6,
+                tall: 0.5,
+                ends: [27.0, 60.0],
+                least: 0.0,
+                launch: 5500.0,
             },
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
             // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
@@ -115,6 +132,7 @@ impl Rates {
                 near: 132.0 / 7200.0,
                 fill: 132.0 / 7200.0,
                 tall: 1.0,
+                ends: [0.0; 2],
                 least: 800.0 / 4.0,
                 launch: 2000.0,
             },
@@ -126,6 +144,7 @@ impl Rates {
                 near: 132.0 / 10000.0,
                 fill: 132.0 / 10000.0,
                 tall: 1.0,
+                ends: [0.0; 2],
                 least: 180.0,
                 launch: 8000.0,
             },
@@ -138,8 +157,9 @@ impl Rates {
                 near: 1.0 / (64.0 * 1.37),
                 fill: 1.0 / 27.0,
                 tall: 1.4,
+                ends: [0.0; 2],
                 least: 0.0,
-                launch: 2.0 * Self::LAUNCH,
+                launch: 10000.0,
             },
             // 304 CUs, 2.1 GHz; of 6 TB/s 4.1 are reached.
             _ => Self {
@@ -149,8 +169,9 @@ impl Rates {
                 near: 1.0 / (64.0 * 2.1),
                 fill: 1.0 / 38.0,
                 tall: 1.4,
+                ends: [0.0; 2],
                 least: 0.0,
-                launch: Self::LAUNCH,
+                launch: 5000.0,
             },
         }
     }
@@ -186,8 +207,11 @@ impl GemmTile {
             Cost { per_cu, time }
         }
         const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
-            let (gfx942, gfx950) = (cost(amd), cost(amd));
-            TileInfo { m, n, gfx942, gfx950, nvidia: cost(nvidia), warpgroups: cost(nvidia) }
+            let (nvidia, warpgroups) = (cost(nvidia), cost(nvidia));
+            TileInfo { m, n, gfx942: cost(amd), gfx950: cost(amd), packed: cost(amd), nvidia, warpgroups }
+        }
+        const fn on_gfx950(gfx950: (usize, f64), info: TileInfo) -> TileInfo {
+            TileInfo { gfx950: cost(gfx950), ..info }
         }
         const fn on_gfx942(info: TileInfo, gfx942: (usize, f64)) -> TileInfo {
             TileInfo { gfx942: cost(gfx942), ..info }
@@ -197,10 +221,14 @@ impl GemmTile {
         }
         match self {
             // Alone on a CU: nothing runs beside its barriers.
-            Self::T256x256 => of([256, 256], (1, 1.5), (1, 4.0)),
+            Self::T256x256 => on_gfx950((1, 1.1), of([256, 256], (1, 1.5), (1, 4.0))),
             Self::T128x256 => with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0))),
-            Self::T128x128 => on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85)),
-            Self::T64x64 => with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3))),
+            // Its ring of three stages leaves no room for a second block on gfx950.
+            Self::T128x128 => {
+                let info = on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85));
+                on_gfx950((1, 0.3), info)
+            }
+            Self::T64x64 => on_gfx950((3, 1.0), with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3)))),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
             Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
@@ -208,7 +236,7 @@ impl GemmTile {
             Self::S32x32 => of([32, 32], (2, 1.0), (4, 1.0)),
             Self::S64x32 => of([64, 32], (3, 1.0), (2, 1.0)),
             // On gfx942 its waves store to LDS between MFMAs.
-            Self::T256x128 => on_gfx942(of([256, 128], (1, 1.1), (1, 4.0)), (1, 1.5)),
+            Self::T256x128 => on_gfx950((1, 0.8), on_gfx942(of([256, 128], (1, 1.1), (1, 4.0)), (1, 1.5))),
         }
     }
 
@@ -424,7 +452,7 @@ impl Job<'_> {
     pub fn time(&self, GemmConfig { tile, splits, .. }: GemmConfig) -> f64 {
         let splits = splits.max(1);
         let [batch, m, _, k] = self.sizes;
-        let rates = Rates::of(self.info);
+        let rates = Rates::of(self.info, self.precision);
         let cus = (self.info.compute_units as usize).max(1);
         let width_of = |tile: GemmTile, precision, n| {
             tile.width(self.info, precision, [batch.saturating_mul(splits), m, n])
@@ -470,7 +498,8 @@ impl Job<'_> {
                 true => streamed,
                 false => filled,
             };
-            loads.add(part, resident * stages * STAGE_BYTES as f64 * row);
+            let ends = rates.ends[usize::from(tile.skinny())];
+            loads.add(part, resident * (stages + ends) * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
             // Partial sums are 4 bytes, written once and read once.
             split += 8.0 * splits as f64 * m as f64 * n as f64 * share;
@@ -531,17 +560,20 @@ impl Job<'_> {
         // L2; of those of 16 rows the narrowest was the fastest on an H200, where blocks are few with twice as many waves.
         let amd = self.info.arch.is_amd();
         let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
-        let few = blocks <= 2 * self.info.compute_units as usize
-            && matches!(self.precision, Precision::Bf16 | Precision::F16);
+        let halves = matches!(self.precision, Precision::Bf16 | Precision::F16);
+        let few = blocks <= 2 * self.info.compute_units as usize && halves;
+        // Long rounds of skinny tiles: modelled for 16-bit floats on gfx950.
+        let any_tile = halves && self.info.arch == Arch::Gfx950;
         let skinny: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
             33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
             17.. if by_warpgroups(self.info.arch, self.precision) => &[GemmTile::T64x64],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
-            17.. if amd => &[GemmTile::S32x32, GemmTile::T64x64],
+            17.. if any_tile => &[GemmTile::S32x32, GemmTile::T64x64, GemmTile::T128x128],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
             _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
             _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
+            _ if any_tile => &[GemmTile::S16x32, GemmTile::S16x16, GemmTile::T64x64, GemmTile::T128x128],
             _ => &[GemmTile::S16x32, GemmTile::S16x16],
         };
         let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
@@ -693,6 +725,27 @@ mod tests {
             let (info, sizes) = (&info, [1, m, n, k]);
             let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
             assert_eq!(job.choose(&eligible).tile, tile, "{cus} CUs, {m} x {n} x {k}");
+        }
+    }
+
+    /// Of those compared, the fastest by hk-time (crates/hk-time/validation/choices.py --floors).
+    #[test]
+    fn the_choice_on_mi355x() {
+        let device = Device::open("emu:gfx950").unwrap();
+        let info = device.info();
+        for ([m, n, k], tile, splits) in [
+            ([16, 28672, 4096], GemmTile::T64x64, 1),
+            ([16, 6144, 4096], GemmTile::S16x32, 1),
+            ([128, 6144, 4096], GemmTile::T64x64, 1),
+            ([129, 6144, 4096], GemmTile::T128x128, 2),
+            // A CU has one block of 128 x 128.
+            ([384, 6144, 4096], GemmTile::T128x128, 1),
+            ([129, 4096, 14336], GemmTile::T128x128, 4),
+        ] {
+            let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
+            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let config = job.choose(&plain());
+            assert_eq!((config.tile, config.splits), (tile, splits), "{m} x {n} x {k}");
         }
     }
 
