@@ -41,8 +41,8 @@ struct TileInfo {
     n: usize,
     gfx942: Cost,
     gfx950: Cost,
-    /// On gfx950, of mxfp4 and of weights of fewer bits than the activations.
-    packed: Cost,
+    /// On gfx950, of 16-bit floats.
+    halves: Cost,
     nvidia: Cost,
     /// On sm_90a, of types that multiply by warpgroup instructions.
     warpgroups: Cost,
@@ -66,7 +66,7 @@ impl TileInfo {
         match (arch, precision) {
             _ if by_warpgroups(arch, precision) => &self.warpgroups,
             (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
-            (Arch::Gfx950, _) if precision.packed() => &self.packed,
+            (Arch::Gfx950, Precision::Bf16 | Precision::F16) => &self.halves,
             (Arch::Gfx950, _) => &self.gfx950,
             _ => &self.gfx942,
         }
@@ -98,21 +98,9 @@ struct Rates {
 impl Rates {
     const fn of(info: &DeviceInfo, precision: Precision) -> Self {
         match (info.arch, info.compute_units) {
-            // 256 CUs, 2.2 GHz; of 8 TB/s 6.5 are reached.
-            (Arch::Gfx950, _) if precision.packed() => Self {
-                stage: 1.0 / (64.0 * 2.2),
-                byte: 256.0 / 6500.0,
-                alone: 1.7,
-                near: 1.0 / (64.0 * 2.2),
-                fill: 1.0 / 52.0,
-                tall: 1.0,
-                ends: [0.0; 2],
-                least: 0.0,
-                launch: 5000.0,
-            },
-            // Of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
+            // 256 CUs, 2.2 GHz; of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
             // crates/hk-time/validation/choices.py --floors.
-            (Arch::Gfx950, _) => Self {
+            (Arch::Gfx950, _) if matches!(precision, Precision::Bf16 | Precision::F16) => Self {
                 stage: 1.0 / (64.0 * 2.2),
                 byte: 256.0 / 5870.0,
                 alone: 1.7,
@@ -122,6 +110,18 @@ impl Rates {
                 ends: [27.0, 60.0],
                 least: 0.0,
                 launch: 5500.0,
+            },
+            // Of other types, for which that gives no better choices.
+            (Arch::Gfx950, _) => Self {
+                stage: 1.0 / (64.0 * 2.2),
+                byte: 256.0 / 6500.0,
+                alone: 1.7,
+                near: 1.0 / (64.0 * 2.2),
+                fill: 1.0 / 52.0,
+                tall: 1.0,
+                ends: [0.0; 2],
+                least: 0.0,
+                launch: 5000.0,
             },
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
             // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
@@ -208,10 +208,10 @@ impl GemmTile {
         }
         const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
             let (nvidia, warpgroups) = (cost(nvidia), cost(nvidia));
-            TileInfo { m, n, gfx942: cost(amd), gfx950: cost(amd), packed: cost(amd), nvidia, warpgroups }
+            TileInfo { m, n, gfx942: cost(amd), gfx950: cost(amd), halves: cost(amd), nvidia, warpgroups }
         }
-        const fn on_gfx950(gfx950: (usize, f64), info: TileInfo) -> TileInfo {
-            TileInfo { gfx950: cost(gfx950), ..info }
+        const fn of_halves(halves: (usize, f64), info: TileInfo) -> TileInfo {
+            TileInfo { halves: cost(halves), ..info }
         }
         const fn on_gfx942(info: TileInfo, gfx942: (usize, f64)) -> TileInfo {
             TileInfo { gfx942: cost(gfx942), ..info }
@@ -221,14 +221,14 @@ impl GemmTile {
         }
         match self {
             // Alone on a CU: nothing runs beside its barriers.
-            Self::T256x256 => on_gfx950((1, 1.1), of([256, 256], (1, 1.5), (1, 4.0))),
+            Self::T256x256 => of_halves((1, 1.1), of([256, 256], (1, 1.5), (1, 4.0))),
             Self::T128x256 => with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0))),
             // Its ring of three stages leaves no room for a second block on gfx950.
             Self::T128x128 => {
                 let info = on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85));
-                on_gfx950((1, 0.3), info)
+                of_halves((1, 0.3), info)
             }
-            Self::T64x64 => on_gfx950((3, 1.0), with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3)))),
+            Self::T64x64 => of_halves((3, 1.0), with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3)))),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
             Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
@@ -236,7 +236,7 @@ impl GemmTile {
             Self::S32x32 => of([32, 32], (2, 1.0), (4, 1.0)),
             Self::S64x32 => of([64, 32], (3, 1.0), (2, 1.0)),
             // On gfx942 its waves store to LDS between MFMAs.
-            Self::T256x128 => on_gfx950((1, 0.8), on_gfx942(of([256, 128], (1, 1.1), (1, 4.0)), (1, 1.5))),
+            Self::T256x128 => on_gfx942(of([256, 128], (1, 1.1), (1, 4.0)), (1, 1.5)),
         }
     }
 

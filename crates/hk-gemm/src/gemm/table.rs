@@ -46,11 +46,6 @@ impl Precision {
         }
     }
 
-    /// Whether weights have 4 bits, or fewer than the activations.
-    pub(crate) const fn packed(self) -> bool {
-        self.weight_bits() < 8 || self.weight_bits() < self.bits()
-    }
-
     /// Bytes of so many elements of the activations.
     pub(crate) const fn bytes(self, elements: usize) -> usize {
         (elements / 8).saturating_mul(self.bits()).saturating_add((elements % 8 * self.bits()).div_ceil(8))
