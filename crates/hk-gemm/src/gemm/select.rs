@@ -383,7 +383,8 @@ pub(crate) struct Pipeline {
 /// Tile, split-K and rasterization of a GEMM.
 ///
 /// By default it follows from the sizes and the device. Up to 64 rows, the tile is the one with the fewest rows that hold them
-/// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few).
+/// all, or from 17 rows on, of 16-bit floats on gfx950 always, one through LDS (on sm_90, up to 16 rows the narrowest, with twice the
+/// waves where blocks are few).
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
 /// and memory, plus what split-K adds, a launch and the traffic of partial sums. K is split into the fewest slices within a tenth
 /// of the shortest time. Without a workspace it is not split.
