@@ -9,7 +9,7 @@ use hk_core::{Arch, DeviceInfo};
 pub enum GemmTile {
     /// 256 x 256 by eight waves, through LDS: a block fills a CU.
     T256x256,
-    /// 128 x 128 by four waves, through LDS: two blocks a CU.
+    /// 128 x 128 by four waves, through LDS: two blocks a CU, on gfx950 one.
     T128x128,
     /// 64 x 64 by four waves, through LDS: three or four blocks a CU.
     T64x64,
@@ -41,6 +41,8 @@ struct TileInfo {
     n: usize,
     gfx942: Cost,
     gfx950: Cost,
+    /// On gfx950, of 16-bit floats.
+    halves: Cost,
     nvidia: Cost,
     /// On sm_90a, of types that multiply by warpgroup instructions.
     warpgroups: Cost,
@@ -64,6 +66,7 @@ impl TileInfo {
         match (arch, precision) {
             _ if by_warpgroups(arch, precision) => &self.warpgroups,
             (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
+            (Arch::Gfx950, Precision::Bf16 | Precision::F16) => &self.halves,
             (Arch::Gfx950, _) => &self.gfx950,
             _ => &self.gfx942,
         }
@@ -85,17 +88,30 @@ struct Rates {
     fill: f64,
     /// How much longer [`GemmTile::S64x32`] takes for it.
     tall: f64,
+    /// Stages that would take as long as the first loads and the last stores of a block: of tiles through LDS, and of skinny ones.
+    ends: [f64; 2],
     /// The shortest stage of a tile through LDS; one more launch.
     least: f64,
     launch: f64,
 }
 
 impl Rates {
-    const LAUNCH: f64 = 5000.0;
-
-    const fn of(info: &DeviceInfo) -> Self {
+    const fn of(info: &DeviceInfo, precision: Precision) -> Self {
         match (info.arch, info.compute_units) {
-            // 256 CUs, 2.2 GHz; of 8 TB/s 6.5 are reached.
+            // 256 CUs, 2.2 GHz; of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
+            // crates/hk-time/validation/choices.py --floors.
+            (Arch::Gfx950, _) if matches!(precision, Precision::Bf16 | Precision::F16) => Self {
+                stage: 1.0 / (64.0 * 2.2),
+                byte: 256.0 / 5870.0,
+                alone: 1.7,
+                near: 1.0 / (64.0 * 2.2),
+                fill: 1.0 / 58.6,
+                tall: 0.5,
+                ends: [27.0, 60.0],
+                least: 0.0,
+                launch: 5500.0,
+            },
+            // Of other types, for which that gives no better choices.
             (Arch::Gfx950, _) => Self {
                 stage: 1.0 / (64.0 * 2.2),
                 byte: 256.0 / 6500.0,
@@ -103,8 +119,9 @@ impl Rates {
                 near: 1.0 / (64.0 * 2.2),
                 fill: 1.0 / 52.0,
                 tall: 1.0,
+                ends: [0.0; 2],
                 least: 0.0,
-                launch: Self::LAUNCH,
+                launch: 5000.0,
             },
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
             // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
@@ -115,6 +132,7 @@ impl Rates {
                 near: 132.0 / 7200.0,
                 fill: 132.0 / 7200.0,
                 tall: 1.0,
+                ends: [0.0; 2],
                 least: 800.0 / 4.0,
                 launch: 2000.0,
             },
@@ -126,6 +144,7 @@ impl Rates {
                 near: 132.0 / 10000.0,
                 fill: 132.0 / 10000.0,
                 tall: 1.0,
+                ends: [0.0; 2],
                 least: 180.0,
                 launch: 8000.0,
             },
@@ -138,8 +157,9 @@ impl Rates {
                 near: 1.0 / (64.0 * 1.37),
                 fill: 1.0 / 27.0,
                 tall: 1.4,
+                ends: [0.0; 2],
                 least: 0.0,
-                launch: 2.0 * Self::LAUNCH,
+                launch: 10000.0,
             },
             // 304 CUs, 2.1 GHz; of 6 TB/s 4.1 are reached.
             _ => Self {
@@ -149,8 +169,9 @@ impl Rates {
                 near: 1.0 / (64.0 * 2.1),
                 fill: 1.0 / 38.0,
                 tall: 1.4,
+                ends: [0.0; 2],
                 least: 0.0,
-                launch: Self::LAUNCH,
+                launch: 5000.0,
             },
         }
     }
@@ -186,8 +207,11 @@ impl GemmTile {
             Cost { per_cu, time }
         }
         const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
-            let (gfx942, gfx950) = (cost(amd), cost(amd));
-            TileInfo { m, n, gfx942, gfx950, nvidia: cost(nvidia), warpgroups: cost(nvidia) }
+            let (nvidia, warpgroups) = (cost(nvidia), cost(nvidia));
+            TileInfo { m, n, gfx942: cost(amd), gfx950: cost(amd), halves: cost(amd), nvidia, warpgroups }
+        }
+        const fn of_halves(halves: (usize, f64), info: TileInfo) -> TileInfo {
+            TileInfo { halves: cost(halves), ..info }
         }
         const fn on_gfx942(info: TileInfo, gfx942: (usize, f64)) -> TileInfo {
             TileInfo { gfx942: cost(gfx942), ..info }
@@ -197,10 +221,14 @@ impl GemmTile {
         }
         match self {
             // Alone on a CU: nothing runs beside its barriers.
-            Self::T256x256 => of([256, 256], (1, 1.5), (1, 4.0)),
+            Self::T256x256 => of_halves((1, 1.1), of([256, 256], (1, 1.5), (1, 4.0))),
             Self::T128x256 => with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0))),
-            Self::T128x128 => on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85)),
-            Self::T64x64 => with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3))),
+            // Its ring of three stages leaves no room for a second block on gfx950.
+            Self::T128x128 => {
+                let info = on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85));
+                of_halves((1, 0.3), info)
+            }
+            Self::T64x64 => of_halves((3, 1.0), with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3)))),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
             Self::S16x16Twice => of([16, 16], (1, 1.0), (2, 1.0)),
@@ -281,35 +309,51 @@ impl GemmTile {
         }
     }
 
-    /// Pipeline depth of a block of `width` columns: stages in LDS, in registers or in flight.
+    /// The pipeline of a block of `width` columns. `packed`: of MX scales, the four of 128 columns are one load.
     #[cfg(feature = "registry")]
-    pub(crate) const fn stages(self, arch: Arch, precision: Precision, width: usize) -> usize {
+    pub(crate) const fn pipeline(
+        self,
+        arch: Arch,
+        precision: Precision,
+        scales: ScaleKind,
+        packed: bool,
+        width: usize,
+    ) -> Pipeline {
+        /// Of 128 bytes of a row: a line of L1, or what warpgroup instructions read.
+        const LINE: usize = 2 * STAGE_BYTES;
+        if self.skinny() {
+            return Pipeline { step: self.stretch(arch), stages: 2 };
+        }
+        let rows = self.shape().0;
+        let scalar = matches!(self, Self::Elements);
         // `kWarpgroupStages` in `hip/include/gemm/warpgroup.h`: as many as fit LDS, of which each block has 1 KiB to itself.
-        if by_warpgroups(arch, precision) && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x64) {
+        if by_warpgroups(arch, precision)
+            && matches!(scales, ScaleKind::None)
+            && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x64)
+        {
             const RESERVED: usize = 1024;
-            const ROW_BYTES: usize = 128;
-            let rows = self.shape().0;
             let blocks = if rows == 64 { 2 } else { 1 };
             let free = (arch.lds_bytes() as usize + RESERVED) / blocks - RESERVED;
-            return free / ((rows + width) * ROW_BYTES);
+            return Pipeline { step: LINE, stages: free / ((rows + width) * LINE) };
         }
-        match (self, arch) {
-            (
-                Self::T256x256 | Self::T256x128 | Self::T128x256 | Self::T128x128 | Self::T64x64,
-                Arch::Gfx950 | Arch::Sm90 | Arch::Sm90a,
-            ) => 5,
-            // Two in LDS, two in registers.
-            (
-                Self::T256x256
-                | Self::T256x128
-                | Self::T128x256
-                | Self::T128x128
-                | Self::T64x64
-                | Self::Elements,
-                _,
-            ) => 4,
-            _ => 2,
+        let dequantized = matches!(precision, Precision::HalfByByte | Precision::HalfByFp4);
+        let bytewise = matches!(scales, ScaleKind::Mx) && !packed;
+        let wide = matches!(precision, Precision::Fp8ByFp4);
+        // Loads go straight to LDS: `kDirectToLds` of its movers.
+        let direct = !matches!(arch, Arch::Gfx942) && !scalar && !dequantized && !bytewise;
+        // `kLines` of the tiles in `hip/include/gemm/gemm.h` and `hip/include/gemm/operands`.
+        let mx_fp8 = matches!((precision, scales), (Precision::Fp8, ScaleKind::Mx));
+        let short = matches!(scales, ScaleKind::ShortBlock);
+        let lines = arch.is_amd() && !scalar && !dequantized && !wide && !short && (!mx_fp8 || direct);
+        if lines {
+            // `kLineStages` in `hip/include/gemm/line_pipeline.h`; through registers one is in LDS and one in flight.
+            let three = direct && 3 * (rows + width) * LINE <= arch.lds_bytes() as usize;
+            return Pipeline { step: LINE, stages: if three { 3 } else { 2 } };
         }
+        // An MFMA of fp8 on gfx950 spans two stages: `kStep` in `hip/include/gemm/gemm.h`.
+        let pairs = matches!((arch, precision), (Arch::Gfx950, Precision::Fp8)) && !short;
+        // Five in `hk::DirectPipeline`; in `hk::RegisterPipeline` two in LDS, two in registers or in flight.
+        Pipeline { step: if wide || pairs { LINE } else { STAGE_BYTES }, stages: if direct { 5 } else { 4 } }
     }
 
     /// The tile of the second GEMM of a launch, of 16-bit floats: it has as many threads.
@@ -326,10 +370,21 @@ impl GemmTile {
     }
 }
 
+/// How a block walks along K.
+#[cfg(feature = "registry")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pipeline {
+    /// Bytes of a row of the activations in a step.
+    pub step: usize,
+    /// Pipeline depth: steps in LDS, in registers or in flight.
+    pub stages: usize,
+}
+
 /// Tile, split-K and rasterization of a GEMM.
 ///
 /// By default it follows from the sizes and the device. Up to 64 rows, the tile is the one with the fewest rows that hold them
-/// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few).
+/// all, or from 17 rows on, of 16-bit floats on gfx950 always, one through LDS (on sm_90, up to 16 rows the narrowest, with twice the
+/// waves where blocks are few).
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
 /// and memory, plus what split-K adds, a launch and the traffic of partial sums. K is split into the fewest slices within a tenth
 /// of the shortest time. Without a workspace it is not split.
@@ -398,7 +453,7 @@ impl Job<'_> {
     pub fn time(&self, GemmConfig { tile, splits, .. }: GemmConfig) -> f64 {
         let splits = splits.max(1);
         let [batch, m, _, k] = self.sizes;
-        let rates = Rates::of(self.info);
+        let rates = Rates::of(self.info, self.precision);
         let cus = (self.info.compute_units as usize).max(1);
         let width_of = |tile: GemmTile, precision, n| {
             tile.width(self.info, precision, [batch.saturating_mul(splits), m, n])
@@ -444,7 +499,8 @@ impl Job<'_> {
                 true => streamed,
                 false => filled,
             };
-            loads.add(part, resident * stages * STAGE_BYTES as f64 * row);
+            let ends = rates.ends[usize::from(tile.skinny())];
+            loads.add(part, resident * (stages + ends) * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
             // Partial sums are 4 bytes, written once and read once.
             split += 8.0 * splits as f64 * m as f64 * n as f64 * share;
@@ -505,17 +561,20 @@ impl Job<'_> {
         // L2; of those of 16 rows the narrowest was the fastest on an H200, where blocks are few with twice as many waves.
         let amd = self.info.arch.is_amd();
         let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
-        let few = blocks <= 2 * self.info.compute_units as usize
-            && matches!(self.precision, Precision::Bf16 | Precision::F16);
+        let halves = matches!(self.precision, Precision::Bf16 | Precision::F16);
+        let few = blocks <= 2 * self.info.compute_units as usize && halves;
+        // Long rounds of skinny tiles: modelled for 16-bit floats on gfx950.
+        let any_tile = halves && self.info.arch == Arch::Gfx950;
         let skinny: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
             33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
             17.. if by_warpgroups(self.info.arch, self.precision) => &[GemmTile::T64x64],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
-            17.. if amd => &[GemmTile::S32x32, GemmTile::T64x64],
+            17.. if any_tile => &[GemmTile::S32x32, GemmTile::T64x64, GemmTile::T128x128],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
             _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
             _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
+            _ if any_tile => &[GemmTile::S16x32, GemmTile::S16x16, GemmTile::T64x64, GemmTile::T128x128],
             _ => &[GemmTile::S16x32, GemmTile::S16x16],
         };
         let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
@@ -670,17 +729,43 @@ mod tests {
         }
     }
 
-    /// Stages that fit 227 KiB, of 128 bytes a row; other tiles have a fixed number.
+    /// Of those compared, the fastest by hk-time (crates/hk-time/validation/choices.py --floors).
+    #[test]
+    fn the_choice_on_mi355x() {
+        let device = Device::open("emu:gfx950").unwrap();
+        let info = device.info();
+        for ([m, n, k], tile, splits) in [
+            ([16, 28672, 4096], GemmTile::T64x64, 1),
+            ([16, 6144, 4096], GemmTile::S16x32, 1),
+            ([128, 6144, 4096], GemmTile::T64x64, 1),
+            ([129, 6144, 4096], GemmTile::T128x128, 2),
+            // A CU has one block of 128 x 128.
+            ([384, 6144, 4096], GemmTile::T128x128, 1),
+            ([129, 4096, 14336], GemmTile::T128x128, 4),
+        ] {
+            let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
+            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let config = job.choose(&plain());
+            assert_eq!((config.tile, config.splits), (tile, splits), "{m} x {n} x {k}");
+        }
+    }
+
+    /// Stages that fit 227 KiB, of 128 bytes a row.
     #[cfg(feature = "registry")]
     #[test]
-    fn pipeline_depth_of_warpgroup_tiles() {
-        let stages = |tile: GemmTile, width| tile.stages(Arch::Sm90a, Precision::Bf16, width);
-        assert_eq!([256, 224, 192].map(|width| stages(GemmTile::T128x256, width)), [4, 5, 5]);
-        assert_eq!([stages(GemmTile::T128x128, 128), stages(GemmTile::T64x64, 64)], [7, 7]);
-        assert_eq!(stages(GemmTile::T256x256, 256), 5);
-        for (arch, depth) in [(Arch::Sm90a, 5), (Arch::Sm90, 5), (Arch::Gfx950, 5), (Arch::Gfx942, 4)] {
-            assert_eq!(GemmTile::T128x128.stages(arch, Precision::Fp8, 128), depth, "{arch}");
-        }
+    fn pipeline_of_warpgroup_tiles() {
+        let pipeline = |tile: GemmTile, precision, scales, width| {
+            let Pipeline { step, stages } = tile.pipeline(Arch::Sm90a, precision, scales, false, width);
+            (step, stages)
+        };
+        let plain = |tile, width| pipeline(tile, Precision::Bf16, ScaleKind::None, width);
+        let wide = [256, 224, 192].map(|width| plain(GemmTile::T128x256, width));
+        assert_eq!(wide, [(128, 4), (128, 5), (128, 5)]);
+        assert_eq!([plain(GemmTile::T128x128, 128), plain(GemmTile::T64x64, 64)], [(128, 7); 2]);
+        // Others multiply by mma.sync.
+        assert_eq!(plain(GemmTile::T256x256, 256), (64, 5));
+        assert_eq!(pipeline(GemmTile::T128x128, Precision::Fp8, ScaleKind::None, 128), (64, 5));
+        assert_eq!(pipeline(GemmTile::T64x64, Precision::I8, ScaleKind::Block, 64), (64, 5));
     }
 
     /// On an H100 with warpgroup instructions 128 x 256 was the fastest of large GEMMs, 64 x 64 from 17 to 64 rows; in between narrower

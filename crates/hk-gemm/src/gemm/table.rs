@@ -455,4 +455,30 @@ mod tests {
             }
         }
     }
+
+    /// The steps that a block has in LDS: all of the pipeline if loads go straight to LDS, else half of them.
+    #[cfg(feature = "registry")]
+    #[test]
+    fn pipelines_are_as_long_as_the_lds_of_their_kernels() {
+        use super::super::select::{Pipeline, STAGE_BYTES};
+        use hk_core::Arch::{Gfx942, Gfx950};
+        for (arch, spec) in [(Gfx942, "emu:gfx942"), (Gfx950, "emu:gfx950")] {
+            let stream = hk_core::Device::open(spec).unwrap().create_stream().unwrap();
+            let families = Family::all().filter(|f| !matches!(f.variant, Variant::Beside(_)));
+            for f in families {
+                each_row!(&f.kernels, rows => for row in rows.iter().filter(|row| !row.tile.skinny()) {
+                    for packed in [false, true] {
+                        let kernel = stream.kernel(row.kernel(packed)).unwrap();
+                        let ((m, n), lds) = (row.tile.shape(), kernel.info().lds_bytes as usize);
+                        let packed = packed && row.packed_scales.is_some();
+                        let Pipeline { step, stages } = row.tile.pipeline(arch, f.precision, f.scales, packed, n);
+                        let of_w = if f.precision == Precision::Fp8ByFp4 { STAGE_BYTES } else { step };
+                        let streamed = arch == Gfx942 && row.tile == GemmTile::T128x128 && step == 128 && of_w == step;
+                        let held = lds / (m * step + if streamed && lds < 32768 { 0 } else { n * of_w });
+                        assert!([stages, stages / 2].contains(&held), "{spec} {}: {lds} B, {stages} x {step}", kernel.info().name);
+                    }
+                });
+            }
+        }
+    }
 }

@@ -189,7 +189,7 @@ struct Share {
     width: usize,
     /// Pipeline depth.
     stages: usize,
-    /// Columns of K of a pipeline stage of the block.
+    /// Columns of K of a step of the block.
     at_a_time: usize,
     /// Columns of a split-K slice, and how many slices there are.
     each: usize,
@@ -257,11 +257,13 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             };
             let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(width));
             let blocks = outputs([batch, m_tiles, n_tiles]).saturating_mul(splits);
+            let scales = if i == 0 { eligible.family.scales } else { ScaleKind::None };
+            let pipeline = tile.pipeline(info.arch, precision, scales, packed_scales, width);
             Share {
                 tile,
                 width,
-                stages: tile.stages(info.arch, precision, width),
-                at_a_time: tile.stretch(info.arch) * 8 / precision.bits(),
+                stages: pipeline.stages,
+                at_a_time: pipeline.step * 8 / precision.bits(),
                 each: each.min(k),
                 splits,
                 m_tiles,
