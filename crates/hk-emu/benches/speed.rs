@@ -128,6 +128,8 @@ fn speed(c: &mut Criterion<CpuTime>) {
         ("cndmask_cmp", &init, &["v_cmp_lt_f32 vcc, v9, v10", "v_cndmask_b32 v8, v9, v10, vcc"], 64, 1),
         ("dpp_row_shr", &init, &["v_add_f32_dpp v8, v9, v10 row_shr:1 row_mask:0xf bank_mask:0xf"], 64, 1),
         ("salu", &init, &["s_add_u32 s10, s11, s12", "s_and_b64 s[14:15], s[16:17], s[18:19]"], 64, 1),
+        ("load_dword", &init, &["global_load_dword v8, v1, s[4:5]"], 64, 1),
+        ("store_dword", &init, &["global_store_dword v1, v8, s[4:5]"], 64, 1),
         ("load_dwordx4", &init, &["global_load_dwordx4 v[8:11], v1, s[4:5]"], 64, 1),
         ("store_dwordx4", &init, &["global_store_dwordx4 v1, v[8:11], s[4:5]"], 64, 1),
         ("lds_read_b128", &init, &["ds_read_b128 v[8:11], v1"], 64, 1),

@@ -535,7 +535,7 @@ impl<'a> Launch<'a> {
 
     /// Suspended workgroups that the host's memory holds.
     fn room(&self) -> usize {
-        let wave_bytes = (1 << 18) + 64 * self.scratch_stride as usize;
+        let wave_bytes = (1 << 18) + Wave::scratch_bytes(self.scratch_stride);
         (SUSPENDED_BYTES / (self.waves as usize * wave_bytes).max(1)).max(2)
     }
 
@@ -1327,10 +1327,9 @@ impl Launch<'_> {
             | u32::from(d.ieee) << 9
             | u32::from(d.fp16_ovfl) << 23;
         w.set_mode(mode);
-        let scratch = 64 * self.scratch_stride as usize;
         w.scratch.clear();
-        if scratch != 0 {
-            w.scratch.resize(scratch, undefined.byte);
+        if self.scratch_stride != 0 {
+            w.scratch.resize(Wave::scratch_bytes(self.scratch_stride), undefined.byte);
         }
         w.scratch_stride = self.scratch_stride;
     }

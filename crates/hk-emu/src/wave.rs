@@ -40,6 +40,8 @@ impl Lanes {
     }
 }
 
+/// Bytes of a row of private memory: a dword of each lane.
+pub(crate) const ROW: usize = 4 * 64;
 /// Vector slots: registers, then temporaries for modified operands, then constants of the program.
 pub(crate) const SLOTS: usize = 1024;
 /// The first accumulation register.
@@ -156,7 +158,8 @@ pub(crate) struct Wave {
     /// The device's modelled time, in engine clocks.
     pub clock: u64,
     pub poll: Poll,
-    /// Private memory: `scratch_stride` bytes for each lane.
+    /// Private memory, `scratch_stride` bytes for each lane: for every dword a row with the words of all lanes, as the hardware
+    /// swizzles it. An access of all lanes at one address is contiguous.
     pub scratch: Vec<u8>,
     pub scratch_stride: u32,
     /// The program whose constants are in the slots.
@@ -275,6 +278,17 @@ impl Wave {
     #[inline(always)]
     pub fn set_exec(&mut self, value: u64) {
         self.set_s64(EXEC, value);
+    }
+
+    /// Where byte `offset` of a lane's private memory is in [`scratch`](Self::scratch).
+    #[inline(always)]
+    pub fn scratch_index(lane: usize, offset: usize) -> usize {
+        ROW * (offset / 4) + 4 * lane + offset % 4
+    }
+
+    /// The size of `scratch` for a stride.
+    pub fn scratch_bytes(stride: u32) -> usize {
+        ROW * stride.div_ceil(4) as usize
     }
 
     /// The EXEC bits of chunk `k`.

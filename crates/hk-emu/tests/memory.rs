@@ -2,7 +2,9 @@
 
 #![allow(clippy::precedence)] // formulas are written as the ISA manual writes them
 
-use crate::common::{Body, Random};
+use hk_emu::Level;
+
+use crate::common::{Args, Assembly, Body, Random, Rig, assemble, options};
 
 /// Runs `body` in one wave on a buffer and returns the buffer; see `Body`.
 fn run(cpu: &str, body: &str, lds: u32, data: &[u32]) -> Vec<u32> {
@@ -125,5 +127,83 @@ fn narrow_accesses() {
             want[at..at + size].copy_from_slice(&value.to_le_bytes()[..size]);
         }
         assert!(out == want, "{asm}");
+    }
+}
+
+/// Private memory at one address of all lanes, at one of each lane, in part of a dword, and with lanes off.
+#[test]
+fn private_memory_is_of_one_lane() {
+    let body = "
+        v_mov_b32 v4, 8
+        v_add_u32 v6, 0x100, v0
+        v_add_u32 v7, 0x200, v0
+        scratch_store_dwordx2 v4, v[6:7], off
+        s_mov_b32 exec_lo, 0xaaaaaaaa
+        s_mov_b32 exec_hi, 0xaaaaaaaa
+        v_add_u32 v6, 0x300, v0
+        scratch_store_dword off, v6, off offset:8
+        s_mov_b64 exec, -1
+        v_and_b32 v5, 4, v1
+        v_add_u32 v5, 8, v5
+        scratch_load_dword v8, v5, off
+        scratch_store_byte off, v0, off offset:13
+        v_mov_b32 v12, 7
+        s_mov_b64 exec, 0xff0
+        scratch_load_dword v12, v4, off
+        s_mov_b64 exec, -1
+        scratch_load_dwordx2 v[10:11], off, off offset:8
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v8, s[4:5]
+        global_store_dword v1, v10, s[4:5] offset:256
+        global_store_dword v1, v11, s[4:5] offset:512
+        global_store_dword v1, v12, s[4:5] offset:768";
+    for level in [Level::Portable, Level::Avx2, Level::Avx512].into_iter().filter(|l| l.available()) {
+        let options = options("gfx942").level(Some(level));
+        let out = Body { scratch: 16, options, ..Body::new(body) }.run(&[0; 256]);
+        for lane in 0..64u32 {
+            let own = |row: u32| out[(64 * row + lane) as usize];
+            let first = lane + if lane % 2 == 0 { 0x100 } else { 0x300 };
+            let each = lane + if lane % 2 == 0 { 0x100 } else { 0x200 };
+            let some = if (4..12).contains(&lane) { first } else { 7 };
+            assert_eq!(
+                [own(0), own(1), own(2), own(3)],
+                [each, first, lane << 8 | lane, some],
+                "{level:?} lane {lane}"
+            );
+        }
+    }
+}
+
+/// Host memory that a program registers may begin at any byte: what is aligned by its address is not by its offset.
+#[test]
+fn an_allocation_may_begin_at_any_byte() {
+    let body = "
+        s_load_dwordx2 s[4:5], s[0:1], 0x0
+        v_lshlrev_b32 v1, 2, v0
+        v_lshlrev_b32 v2, 3, v0
+        s_waitcnt lgkmcnt(0)
+        global_load_dword v3, v1, s[4:5]
+        global_load_dword v4, v2, s[4:5]
+        s_waitcnt vmcnt(0)
+        global_store_dword v1, v3, s[4:5] offset:512
+        global_store_dword v2, v4, s[4:5] offset:1024";
+    let options = options("gfx942").allow_misaligned(true);
+    let rig = Rig::new(options, &assemble(&Assembly { body, ..Assembly::default() }));
+    let before: Vec<u8> = words(384).iter().flat_map(|word| word.to_le_bytes()).collect();
+    for shift in 0..4 {
+        let first = 0x0900_0000_0000 + 0x10_0000 * shift + 4;
+        let base = first - shift;
+        let size = before.len() as u64 + shift;
+        rig.machine.alloc_at(base, size, "registered").unwrap();
+        rig.machine.write(first, &before).unwrap();
+        rig.launch("test", 1, 64, &Args::new().push(first)).unwrap();
+        let mut want = before.clone();
+        for lane in 0..64 {
+            want.copy_within(4 * lane..4 * lane + 4, 512 + 4 * lane);
+            want.copy_within(8 * lane..8 * lane + 4, 1024 + 8 * lane);
+        }
+        let mut got = vec![0; before.len()];
+        rig.machine.read(first, &mut got).unwrap();
+        assert!(got == want, "{shift} bytes into a word");
     }
 }

@@ -1,10 +1,11 @@
 //! GLOBAL, FLAT and SCRATCH.
 
+use super::lanes::each_chunk;
 use super::mem::{self, Atomic, Narrow};
-use super::{Ctl, Env, Handler, Host, Level, Uop, ds, levels};
+use super::{Ctl, Env, Handler, Host, Level, Portable, Uop, ds, levels};
 use crate::fault::{Access, Problem, Space};
 use crate::isa::{Encoding, Op};
-use crate::wave::Wave;
+use crate::wave::{CHUNK, ROW, Wave};
 
 /// Upper 32 bits of the addresses at which LDS and private memory appear to FLAT.
 pub(crate) const SHARED_APERTURE: u32 = 0x0001_0000;
@@ -37,14 +38,14 @@ pub(crate) fn addresses(w: &Wave, e: &Env<'_>, u: &Uop) -> [u64; 64] {
 #[inline(always)]
 fn global_load_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let addr = addresses(w, e, u);
-    mem::load_dwords::<N>(w, e, u, &addr, w.exec(), u.d)
+    mem::load_dwords::<H, N>(w, e, u, &addr, w.exec(), u.d)
 }
 levels!(global_load = global_load_body[N: usize]);
 
 #[inline(always)]
 fn global_store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let addr = addresses(w, e, u);
-    mem::store_dwords::<N>(w, e, u, &addr, w.exec(), u.c)
+    mem::store_dwords::<H, N>(w, e, u, &addr, w.exec(), u.c)
 }
 levels!(global_store = global_store_body[N: usize]);
 
@@ -147,7 +148,8 @@ fn scratch_load_lds(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (exec, address) = (w.exec(), private_addresses(w, e, u));
     to_lds(w, e, u, exec, piece.words(), |w, _, lane| {
         let at = u64::from(address[lane]);
-        let Some(source) = private(w, lane, at, piece.bytes()) else {
+        let mut source = [0; 16];
+        if !read_private(w, lane, at, &mut source[..piece.bytes()]) {
             return Err(Problem::Memory {
                 space: Space::Private,
                 access: Access::Read,
@@ -155,11 +157,8 @@ fn scratch_load_lds(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
                 bytes: piece.bytes() as u32,
                 lane: Some(lane as u32),
             });
-        };
-        let mut data = [0; 4];
-        for (word, chunk) in data.iter_mut().zip(source.chunks(4)) {
-            *word = word_of(chunk);
         }
+        let mut data = words_of(&source);
         if let Piece::Narrow(n) = piece {
             data[0] = n.merge(0, data[0]);
         }
@@ -201,19 +200,34 @@ pub(crate) fn to_lds(
     Ctl::Next
 }
 
-/// Private memory: bytes of lane `lane` from `offset` on, or `None` outside.
+/// The offset of an access of `bytes` bytes to private memory, if all of them are inside.
 #[inline(always)]
-fn private(w: &mut Wave, lane: usize, offset: u64, bytes: usize) -> Option<&mut [u8]> {
-    let stride = w.scratch_stride as usize;
-    let offset = usize::try_from(offset).ok()?;
-    let end = offset.checked_add(bytes).filter(|end| *end <= stride)?;
-    w.scratch.get_mut(lane * stride + offset..lane * stride + end)
+fn private(w: &Wave, offset: u64, bytes: usize) -> Option<usize> {
+    let end = offset.checked_add(bytes as u64)?;
+    (end <= w.scratch_stride.into()).then_some(offset as usize)
 }
 
-fn word_of(bytes: &[u8]) -> u32 {
-    let mut word = [0; 4];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u32::from_le_bytes(word)
+/// Copies private memory of `lane` from `offset` on to `out`; false outside of it.
+fn read_private(w: &Wave, lane: usize, offset: u64, out: &mut [u8]) -> bool {
+    let Some(offset) = private(w, offset, out.len()) else { return false };
+    for (byte, at) in out.iter_mut().zip(offset..) {
+        *byte = w.scratch[Wave::scratch_index(lane, at)];
+    }
+    true
+}
+
+/// Copies `data` to private memory of `lane` from `offset` on; false outside of it.
+fn write_private(w: &mut Wave, lane: usize, offset: u64, data: &[u8]) -> bool {
+    let Some(offset) = private(w, offset, data.len()) else { return false };
+    for (byte, at) in data.iter().zip(offset..) {
+        w.scratch[Wave::scratch_index(lane, at)] = *byte;
+    }
+    true
+}
+
+fn words_of(bytes: &[u8; 16]) -> [u32; 4] {
+    let (words, _) = bytes.as_chunks::<4>();
+    std::array::from_fn(|i| u32::from_le_bytes(words[i]))
 }
 
 /// Where an access of one lane goes.
@@ -272,7 +286,6 @@ impl Kind {
 fn local_access(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lane: usize, place: Place, kind: Kind) -> Ctl {
     let bytes = kind.bytes();
     let m = super::lanes::Modes::of(w);
-    let mut data = [0u32; 4];
     let mut buffer = [0u8; 16];
     let outside = |e: &mut Env<'_>| {
         let (space, address) = match place {
@@ -292,20 +305,22 @@ fn local_access(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lane: usize, place: Plac
         Kind::Atomic(_) => bytes as u64 - 1,
         _ => ds::misaligned(e, bytes as u32).into(),
     };
-    {
-        let source = match place {
-            Place::Private(a) => private(w, lane, a, bytes),
-            Place::Lds(a) if a & misaligned != 0 => None,
-            Place::Lds(a) => usize::try_from(a).ok().and_then(|a| e.lds.get_mut(a..a.checked_add(bytes)?)),
-        };
-        match source {
-            Some(source) => buffer[..bytes].copy_from_slice(source),
-            None => return outside(e),
-        }
+    let lds = |a: u64| usize::try_from(a).ok().and_then(|a| Some(a..a.checked_add(bytes)?));
+    let inside = match place {
+        Place::Private(a) => read_private(w, lane, a, &mut buffer[..bytes]),
+        Place::Lds(a) if a & misaligned != 0 => false,
+        Place::Lds(a) => match lds(a).and_then(|range| e.lds.get(range)) {
+            Some(source) => {
+                buffer[..bytes].copy_from_slice(source);
+                true
+            }
+            None => false,
+        },
+    };
+    if !inside {
+        return outside(e);
     }
-    for (word, chunk) in data.iter_mut().zip(buffer.chunks(4)) {
-        *word = word_of(chunk);
-    }
+    let mut data = words_of(&buffer);
     let mut store = true;
     match kind {
         Kind::Load(n) => {
@@ -346,12 +361,15 @@ fn local_access(w: &mut Wave, e: &mut Env<'_>, u: &Uop, lane: usize, place: Plac
         for (chunk, word) in buffer.chunks_mut(4).zip(data) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
-        let target = match place {
-            Place::Private(a) => private(w, lane, a, bytes),
-            Place::Lds(a) => e.lds.get_mut(a as usize..a as usize + bytes),
-        };
-        if let Some(target) = target {
-            target.copy_from_slice(&buffer[..bytes]);
+        match place {
+            Place::Private(a) => {
+                write_private(w, lane, a, &buffer[..bytes]);
+            }
+            Place::Lds(a) => {
+                if let Some(target) = lds(a).and_then(|range| e.lds.get_mut(range)) {
+                    target.copy_from_slice(&buffer[..bytes]);
+                }
+            }
         }
     }
     Ctl::Next
@@ -369,14 +387,14 @@ fn flat(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let global = exec & !local;
     if global != 0 {
         let ctl = match kind {
-            Kind::Load(1) => mem::load_dwords::<1>(w, e, u, &addr, global, u.d),
-            Kind::Load(2) => mem::load_dwords::<2>(w, e, u, &addr, global, u.d),
-            Kind::Load(3) => mem::load_dwords::<3>(w, e, u, &addr, global, u.d),
-            Kind::Load(_) => mem::load_dwords::<4>(w, e, u, &addr, global, u.d),
-            Kind::Store(1) => mem::store_dwords::<1>(w, e, u, &addr, global, u.c),
-            Kind::Store(2) => mem::store_dwords::<2>(w, e, u, &addr, global, u.c),
-            Kind::Store(3) => mem::store_dwords::<3>(w, e, u, &addr, global, u.c),
-            Kind::Store(_) => mem::store_dwords::<4>(w, e, u, &addr, global, u.c),
+            Kind::Load(1) => mem::load_dwords::<Portable, 1>(w, e, u, &addr, global, u.d),
+            Kind::Load(2) => mem::load_dwords::<Portable, 2>(w, e, u, &addr, global, u.d),
+            Kind::Load(3) => mem::load_dwords::<Portable, 3>(w, e, u, &addr, global, u.d),
+            Kind::Load(_) => mem::load_dwords::<Portable, 4>(w, e, u, &addr, global, u.d),
+            Kind::Store(1) => mem::store_dwords::<Portable, 1>(w, e, u, &addr, global, u.c),
+            Kind::Store(2) => mem::store_dwords::<Portable, 2>(w, e, u, &addr, global, u.c),
+            Kind::Store(3) => mem::store_dwords::<Portable, 3>(w, e, u, &addr, global, u.c),
+            Kind::Store(_) => mem::store_dwords::<Portable, 4>(w, e, u, &addr, global, u.c),
             Kind::LoadNarrow(n) => mem::load_narrow(w, e, u, &addr, global, u.d, n),
             Kind::StoreNarrow(n) => mem::store_narrow(w, e, u, &addr, global, u.c, n),
             Kind::Atomic(a) => mem::atomic(w, e, u, &addr, global, [u.d, u.c], a),
@@ -419,6 +437,63 @@ fn scratch(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     }
     Ctl::Next
 }
+
+/// The first of `N` rows of private memory, if all lanes of `exec` access them: at one address, a multiple of 4.
+#[inline(always)]
+fn row<const N: usize>(w: &Wave, exec: u64, address: &[u32; 64]) -> Option<usize> {
+    let at = address[exec.trailing_zeros() as usize % 64];
+    let mut differ = 0;
+    for (lane, address) in address.iter().enumerate() {
+        let active = 0u32.wrapping_sub((exec >> lane & 1) as u32);
+        differ |= (address ^ at) & active;
+    }
+    (differ == 0 && exec != 0 && at.is_multiple_of(4)).then_some(())?;
+    private(w, at.into(), 4 * N).map(|at| at / 4)
+}
+
+/// Loads `N` dwords per lane from private memory.
+#[inline(always)]
+fn scratch_load_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let address = private_addresses(w, e, u);
+    let Some(first) = row::<N>(w, exec, &address) else { return scratch(w, e, u) };
+    for n in 0..N {
+        let slot = u.d + n as u16;
+        let at = ROW * (first + n);
+        let Some(row) = w.scratch.get(at..).and_then(|tail| tail.first_chunk::<ROW>()) else { break };
+        let (words, _) = row.as_chunks::<4>();
+        let mut values = [[0; CHUNK]; 4];
+        for (l, value) in values.as_flattened_mut().iter_mut().enumerate() {
+            *value = u32::from_le_bytes(words[l]);
+        }
+        each_chunk!(exec, |k, mask| {
+            w.set_chunk(slot, k, mask, values[k]);
+        });
+    }
+    Ctl::Next
+}
+levels!(scratch_load = scratch_load_body[N: usize]);
+
+/// Stores `N` dwords per lane to private memory.
+#[inline(always)]
+fn scratch_store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let exec = w.exec();
+    let address = private_addresses(w, e, u);
+    let Some(first) = row::<N>(w, exec, &address) else { return scratch(w, e, u) };
+    for n in 0..N {
+        let values = *w.v(u.c + n as u16).flat();
+        let at = ROW * (first + n);
+        let Some(row) = w.scratch.get_mut(at..).and_then(|tail| tail.first_chunk_mut::<ROW>()) else { break };
+        let (words, _) = row.as_chunks_mut::<4>();
+        for l in 0..64 {
+            let old = u32::from_le_bytes(words[l]);
+            let new = if exec >> l & 1 != 0 { values[l] } else { old };
+            words[l] = new.to_le_bytes();
+        }
+    }
+    Ctl::Next
+}
+levels!(scratch_store = scratch_store_body[N: usize]);
 
 /// The atomic that an instruction is, if any.
 pub(crate) fn atomic_of(op: Op, returns: bool) -> Option<Atomic> {
@@ -463,6 +538,18 @@ pub(crate) fn handler(
     let load = name.contains("_LOAD_");
     if let Some(n) = dwords(name) {
         *extra = n | if load { LOAD } else { STORE };
+        if encoding == Encoding::Scratch {
+            return Some(match (load, n) {
+                (true, 1) => scratch_load::<1>(level),
+                (true, 2) => scratch_load::<2>(level),
+                (true, 3) => scratch_load::<3>(level),
+                (true, _) => scratch_load::<4>(level),
+                (false, 1) => scratch_store::<1>(level),
+                (false, 2) => scratch_store::<2>(level),
+                (false, 3) => scratch_store::<3>(level),
+                (false, _) => scratch_store::<4>(level),
+            });
+        }
         return Some(match (global, load, n) {
             (false, ..) => other,
             (_, true, 1) => global_load::<1>(level),

@@ -106,6 +106,8 @@ macro_rules! each_chunk {
         }
     };
 }
+pub(crate) use each_chunk;
+
 #[inline(always)]
 fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);

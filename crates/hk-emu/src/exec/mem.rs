@@ -1,13 +1,14 @@
 //! Global memory as a wave sees it: a snapshot of the allocations, and vector accesses to it.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::float;
-use super::lanes::Modes;
-use super::{Ctl, Env, Uop};
+use super::lanes::{Modes, each_chunk};
+use super::{Ctl, Env, Host, Uop};
 use crate::fault::{Access, Problem};
-use crate::memory::Allocation;
-use crate::wave::Wave;
+use crate::memory::{Allocation, View};
+use crate::wave::{CHUNK, Wave};
 
 /// What an access says when it fails.
 #[cold]
@@ -25,9 +26,48 @@ fn contiguous(addr: &[u64; 64], step: u64) -> bool {
     differences == 0
 }
 
+/// The lanes of `mask`, in ascending order.
+#[inline(always)]
+fn active(mask: u64) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        let lane = rest.trailing_zeros() as usize;
+        rest &= rest.wrapping_sub(1);
+        (lane < 64).then_some(lane)
+    })
+}
+
+/// The words that the lanes of `mask` access, if all are aligned and in one allocation: those from the lowest to the highest address,
+/// which is returned as well.
+#[inline(always)]
+fn span<'a, const N: usize>(
+    memory: &View<'a>,
+    hint: &mut u32,
+    addr: &[u64; 64],
+    mask: u64,
+) -> Option<(&'a Allocation, &'a [AtomicU32], u64)> {
+    let (mut low, mut high, mut bits) = (u64::MAX, 0, 0);
+    let first = addr[mask.trailing_zeros() as usize % 64];
+    for (lane, address) in addr.iter().enumerate() {
+        let idle = (mask >> lane & 1).wrapping_sub(1);
+        low = low.min(address | idle);
+        high = high.max(address & !idle);
+        bits |= (address ^ first) & !idle;
+    }
+    if mask == 0 || bits % 4 != 0 {
+        return None;
+    }
+    let bytes = (high - low).checked_add(4 * N as u64)?;
+    let (allocation, offset) = memory.find(low, bytes, hint)?;
+    if offset % 4 != 0 {
+        return None;
+    }
+    Some((allocation, allocation.words(offset, (bytes / 4) as usize)?, low))
+}
+
 /// Loads `N` dwords per lane of `mask` into the registers from `dst` on.
 #[inline(always)]
-pub(crate) fn load_dwords<const N: usize>(
+pub(crate) fn load_dwords<H: Host, const N: usize>(
     w: &mut Wave,
     e: &mut Env<'_>,
     u: &Uop,
@@ -39,16 +79,41 @@ pub(crate) fn load_dwords<const N: usize>(
     let hint = &mut e.hints[u.index as usize];
     e.read_bytes += u64::from(mask.count_ones()) * 4 * N as u64;
     if mask == !0
-        && addr[0] % 4 == 0
         && contiguous(addr, 4 * N as u64)
         && let Some((allocation, offset)) = memory.find(addr[0], 256 * N as u64, hint)
+        && offset % 4 == 0
         && let Some(words) = allocation.words(offset, 64 * N)
         && let Some(registers) = w.tuple_mut::<N>(dst)
     {
+        if let ([register], (chunks, _)) = (registers.as_mut_slice(), words.as_chunks()) {
+            for (register, words) in register.0.iter_mut().zip(chunks) {
+                *register = H::load_words(words);
+            }
+            return Ctl::Next;
+        }
         // Word by word: the loads are atomic, so the compiler leaves them scalar.
         for (lane, words) in words.chunks_exact(N).enumerate() {
             for n in 0..N {
                 registers[n].set(lane, words[n].load(Relaxed));
+            }
+        }
+        return Ctl::Next;
+    }
+    if let Some((_, words, low)) = span::<N>(memory, hint, addr, mask) {
+        if let Some(words) = words.first_chunk::<N>().filter(|_| words.len() == N) {
+            // One address.
+            for n in 0..N {
+                let value = [words[n].load(Relaxed); CHUNK];
+                each_chunk!(mask, |k, mask| {
+                    w.set_chunk(dst + n as u16, k, mask, value);
+                });
+            }
+            return Ctl::Next;
+        }
+        for lane in active(mask) {
+            let first = ((addr[lane] - low) / 4) as usize;
+            for n in 0..N {
+                w.set_lane(dst + n as u16, lane, words[first + n].load(Relaxed));
             }
         }
         return Ctl::Next;
@@ -73,7 +138,7 @@ pub(crate) fn load_dwords<const N: usize>(
 
 /// Stores `N` dwords per lane of `mask` from the registers from `src` on.
 #[inline(always)]
-pub(crate) fn store_dwords<const N: usize>(
+pub(crate) fn store_dwords<H: Host, const N: usize>(
     w: &mut Wave,
     e: &mut Env<'_>,
     u: &Uop,
@@ -85,16 +150,35 @@ pub(crate) fn store_dwords<const N: usize>(
     let hint = &mut e.hints[u.index as usize];
     e.written_bytes += u64::from(mask.count_ones()) * 4 * N as u64;
     if mask == !0
-        && addr[0] % 4 == 0
         && contiguous(addr, 4 * N as u64)
         && let Some((allocation, offset)) = memory.find(addr[0], 256 * N as u64, hint)
         && allocation.writable
+        && offset % 4 == 0
         && let Some(words) = allocation.words(offset, 64 * N)
         && let Some(registers) = w.tuple::<N>(src)
     {
+        if let ([register], (chunks, _)) = (registers.as_slice(), words.as_chunks()) {
+            for (register, words) in register.0.iter().zip(chunks) {
+                H::store_words(words, *register);
+            }
+            return Ctl::Next;
+        }
         for (lane, words) in words.chunks_exact(N).enumerate() {
             for n in 0..N {
                 words[n].store(registers[n].get(lane), Relaxed);
+            }
+        }
+        return Ctl::Next;
+    }
+    if let Some((allocation, words, low)) = span::<N>(memory, hint, addr, mask)
+        && allocation.writable
+    {
+        // Of lanes at one address the last one counts.
+        let mask = if words.len() == N { 1 << (63 - mask.leading_zeros()) } else { mask };
+        for lane in active(mask) {
+            let first = ((addr[lane] - low) / 4) as usize;
+            for n in 0..N {
+                words[first + n].store(w.lane(src + n as u16, lane), Relaxed);
             }
         }
         return Ctl::Next;

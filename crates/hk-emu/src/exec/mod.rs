@@ -31,6 +31,9 @@ pub(crate) mod vop3p;
 pub(crate) use crate::program::{Ctl, Env, Handler, SPECIAL, Uop};
 use crate::wave::CHUNK;
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 /// Host features that handlers are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -97,6 +100,18 @@ pub(crate) trait Host {
     fn store(x: Self::Chunk) -> [f32; CHUNK];
     /// `a * b + c` of each lane, rounded once to nearest even.
     fn fma_chunk(a: f32, b: Self::Chunk, c: Self::Chunk) -> Self::Chunk;
+    /// Loads words, each atomic by itself.
+    #[inline(always)]
+    fn load_words(from: &[AtomicU32; CHUNK]) -> [u32; CHUNK] {
+        std::array::from_fn(|l| from[l].load(Relaxed))
+    }
+    /// Stores words, each atomic by itself.
+    #[inline(always)]
+    fn store_words(to: &[AtomicU32; CHUNK], words: [u32; CHUNK]) {
+        for (to, word) in to.iter().zip(words) {
+            to.store(word, Relaxed);
+        }
+    }
     /// The bits of a chunk of booleans given as 0 or all-ones words.
     #[inline(always)]
     fn movemask(x: [u32; CHUNK]) -> u32 {
@@ -144,11 +159,56 @@ impl Host for Portable {
 #[cfg(all(target_arch = "x86_64", not(any(hk_emu_portable, test))))]
 mod x86 {
     use super::{CHUNK, Host};
+    use std::arch::asm;
     use std::arch::x86_64::{
         __m256, __m256i, __m512, __m512i, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_movemask_ps,
         _mm256_set1_ps, _mm512_fmadd_ps, _mm512_movepi32_mask, _mm512_set1_ps,
     };
     use std::mem::transmute;
+    use std::sync::atomic::AtomicU32;
+
+    // Memory that other threads write at the same time: the compiler has no vector accesses that are atomic by element, the hosts'
+    // instructions do not tear aligned elements.
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn load_256(from: &[AtomicU32; 8]) -> __m256i {
+        let value;
+        // SAFETY: reads the 32 bytes of `from`.
+        unsafe {
+            asm!("vmovdqu {}, [{}]", out(ymm_reg) value, in(reg) from, options(nostack, preserves_flags, readonly));
+        }
+        value
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn store_256(to: &[AtomicU32; 8], value: __m256i) {
+        // SAFETY: writes the 32 bytes of `to`, which are atomics.
+        unsafe {
+            asm!("vmovdqu [{}], {}", in(reg) to, in(ymm_reg) value, options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn load_512(from: &[AtomicU32; CHUNK]) -> __m512i {
+        let value;
+        // SAFETY: reads the 64 bytes of `from`.
+        unsafe {
+            asm!("vmovdqu32 {}, [{}]", out(zmm_reg) value, in(reg) from, options(nostack, preserves_flags, readonly));
+        }
+        value
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn store_512(to: &[AtomicU32; CHUNK], value: __m512i) {
+        // SAFETY: writes the 64 bytes of `to`, which are atomics.
+        unsafe {
+            asm!("vmovdqu32 [{}], {}", in(reg) to, in(zmm_reg) value, options(nostack, preserves_flags));
+        }
+    }
 
     /// Handlers of [`Level::Avx2`](super::Level::Avx2).
     pub(crate) struct Avx2;
@@ -183,6 +243,22 @@ mod x86 {
             unsafe {
                 let a = _mm256_set1_ps(a);
                 [_mm256_fmadd_ps(a, b[0], c[0]), _mm256_fmadd_ps(a, b[1], c[1])]
+            }
+        }
+        #[inline(always)]
+        fn load_words(from: &[AtomicU32; CHUNK]) -> [u32; CHUNK] {
+            let (halves, _) = from.as_chunks::<8>();
+            // SAFETY: 64 bytes are two vectors. Only handlers of the level use this, which run where AVX2 is.
+            unsafe { transmute([load_256(&halves[0]), load_256(&halves[1])]) }
+        }
+        #[inline(always)]
+        fn store_words(to: &[AtomicU32; CHUNK], words: [u32; CHUNK]) {
+            let (halves, _) = to.as_chunks::<8>();
+            // SAFETY: as above.
+            unsafe {
+                let [low, high]: [__m256i; 2] = transmute(words);
+                store_256(&halves[0], low);
+                store_256(&halves[1], high);
             }
         }
         #[inline(always)]
@@ -223,6 +299,16 @@ mod x86 {
         fn fma_chunk(a: f32, b: Self::Chunk, c: Self::Chunk) -> Self::Chunk {
             // SAFETY: only handlers of the level use this, which run where its features are.
             unsafe { _mm512_fmadd_ps(_mm512_set1_ps(a), b, c) }
+        }
+        #[inline(always)]
+        fn load_words(from: &[AtomicU32; CHUNK]) -> [u32; CHUNK] {
+            // SAFETY: 64 bytes are one vector. Only handlers of the level use this, which run where AVX-512 is.
+            unsafe { transmute(load_512(from)) }
+        }
+        #[inline(always)]
+        fn store_words(to: &[AtomicU32; CHUNK], words: [u32; CHUNK]) {
+            // SAFETY: as above.
+            unsafe { store_512(to, transmute::<[u32; CHUNK], __m512i>(words)) }
         }
         #[inline(always)]
         fn movemask(x: [u32; CHUNK]) -> u32 {

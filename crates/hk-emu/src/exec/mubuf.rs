@@ -118,13 +118,13 @@ fn load_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) ->
     let exec = w.exec();
     let (addr, valid) = addresses(w, e, u, 4 * N as u64, 0);
     if exec & !valid == 0 && (N == 1 || !swizzled(w, u)) {
-        return mem::load_dwords::<N>(w, e, u, &addr, exec, u.d);
+        return mem::load_dwords::<H, N>(w, e, u, &addr, exec, u.d);
     }
     // All addresses before the destination, which may hold them, is written.
     for (n, (addr, valid)) in each_dword::<N>(w, e, u).iter().enumerate() {
         let d = u.d + n as u16;
         zero_lanes(w, d, 1, exec & !valid);
-        let ctl = mem::load_dwords::<1>(w, e, u, addr, exec & valid, d);
+        let ctl = mem::load_dwords::<H, 1>(w, e, u, addr, exec & valid, d);
         if ctl != Ctl::Next {
             return ctl;
         }
@@ -145,10 +145,10 @@ fn store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -
     let exec = w.exec();
     let (addr, valid) = addresses(w, e, u, 4 * N as u64, 0);
     if exec & !valid == 0 && (N == 1 || !swizzled(w, u)) {
-        return mem::store_dwords::<N>(w, e, u, &addr, exec, u.c);
+        return mem::store_dwords::<H, N>(w, e, u, &addr, exec, u.c);
     }
     for (n, (addr, valid)) in each_dword::<N>(w, e, u).iter().enumerate() {
-        let ctl = mem::store_dwords::<1>(w, e, u, addr, exec & valid, u.c + n as u16);
+        let ctl = mem::store_dwords::<H, 1>(w, e, u, addr, exec & valid, u.c + n as u16);
         if ctl != Ctl::Next {
             return ctl;
         }

@@ -41,7 +41,7 @@ impl State {
     fn random(g: &mut Generator) -> State {
         let mut bytes = |n: usize| (0..n / 8).flat_map(|_| g.0.next_u64().to_le_bytes()).collect::<Vec<u8>>();
         let mut w = Wave::new();
-        w.scratch = bytes(64 * STRIDE as usize);
+        w.scratch = bytes(Wave::scratch_bytes(STRIDE));
         w.scratch_stride = STRIDE;
         let (lds, global) = (bytes(LDS), bytes(GLOBAL));
         for register in (0..SCC).chain([SCC]) {
@@ -291,10 +291,10 @@ fn marks(accesses: &Accesses, space: Space, base: u64, len: usize) -> Vec<u8> {
     let mut marks = vec![0; len];
     for part in accesses.parts().iter().filter(|part| part.space == space) {
         for (lane, address) in part.lanes() {
-            let lane = if space == Space::Private { lane as u64 * u64::from(STRIDE) } else { 0 };
             for i in 0..u64::from(part.bytes) {
-                let at = (address + i).wrapping_sub(base) + lane;
-                if let Some(mark) = marks.get_mut(at as usize) {
+                let at = (address + i).wrapping_sub(base) as usize;
+                let at = if space == Space::Private { Wave::scratch_index(lane, at) } else { at };
+                if let Some(mark) = marks.get_mut(at) {
                     *mark |= match part.access {
                         Access::Read => 1,
                         Access::Write => 2,
