@@ -137,7 +137,7 @@ fn configurations_are_those_for_the_sizes() {
         ["tile", "kernel", "waves", "stages", "splits", "workspace, bytes"].map(value)
     };
     let large = chosen("16384", "16384", &[]);
-    assert_eq!(large, ["256x256", "gemm_bf16_256x256", "8", "4", "1", "0"]);
+    assert_eq!(large, ["256x256", "gemm_bf16_256x256", "8", "2", "1", "0"]);
     // Decode; and several slices of K where there are few outputs.
     assert_eq!(chosen("16", "4096", &[])[..5], ["16x16", "gemm_bf16_16x16", "8", "2", "1"]);
     let [tile, _, _, _, splits, bytes] = chosen("64", "64", &[]);

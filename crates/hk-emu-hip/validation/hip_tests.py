@@ -39,6 +39,9 @@ DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread", "assertion", 
 DIRECTORIES += ["launchBounds", "multiThread", "printf", "syncthreads", "threadfence", "warp", "multiproc"]
 DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc"]
 
+# Their programs of hiprtc need HIP's headers and the device libraries.
+WITH_HEADERS = {"rtc", "vector_types"}
+
 
 def run(command, **options):
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, errors="replace", **options)
@@ -79,6 +82,10 @@ def prefix(args):
     after those that the system may have of another version."""
     rocm = args.work / "rocm"
     bitcode = rocm / "amdgcn/bitcode"
+    # Where hiprtc looks for them; the same files.
+    if not (rocm / "include").exists():
+        rocm.mkdir(parents=True, exist_ok=True)
+        (rocm / "include").symlink_to("headers")
     if (rocm / "complete").exists():
         return rocm
     shutil.copytree(args.work / "HIP/include", rocm / "headers", dirs_exist_ok=True)
@@ -235,6 +242,8 @@ def test_names(program):
 def outcome(args, program, test):
     """`pass`, `fail`, `abort`, `timeout` or `skip`, and why."""
     environment = dict(os.environ, HK_EMU_ARCH=args.devices, LD_LIBRARY_PATH=str(args.hip / "lib"))
+    if program.parent.name in WITH_HEADERS:
+        environment["ROCM_PATH"] = str(args.work / "rocm")
     pattern = re.sub(r"([\\,\[\]])", r"\\\1", test)
     process = subprocess.Popen(
         [program, pattern], cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

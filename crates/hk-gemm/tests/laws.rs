@@ -310,7 +310,7 @@ fn the_workspace_is_used() {
         for [batch, m, n, k] in [[1, 0, 5, 5], [0; 4], [usize::MAX; 4], [1, usize::MAX, 1, 1]] {
             gemm_workspace(info, &GemmProblem::new(Precision::I8, m, n, k).batched(batch));
         }
-        let [m, n, k] = [4, 64, 8192];
+        let [m, n, k] = [4, 64, 32768];
         let len = gemm_workspace(info, &GemmProblem::new(Precision::Bf16, m, n, k));
         assert!(len >= 2 * m * n && len.is_multiple_of(m * n), "{len}");
         let case = Inputs::<bf16>::new(Form::Plain, [1, m, n, k], 13);

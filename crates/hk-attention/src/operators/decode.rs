@@ -30,18 +30,22 @@ pub(super) const CACHE_TILE: ScalarSpec =
 const DECODE: &[&CodeObjects] = &[
     &kernels::DECODE_BF16,
     &kernels::DECODE_BF16_FP8,
+    &kernels::DECODE_BF16_FP8_SCALED,
     &kernels::DECODE_BF16_I8,
+    &kernels::DECODE_BF16_I8_SCALED,
     &kernels::DECODE_F16,
     &kernels::DECODE_F16_FP8,
+    &kernels::DECODE_F16_FP8_SCALED,
     &kernels::DECODE_F16_I8,
+    &kernels::DECODE_F16_I8_SCALED,
     &kernels::MERGE,
 ];
 
 /// The sources of the kernels that decode.
-pub(super) const KERNELS: &[&CodeObjects] = &joined::<10>(GENERAL, DECODE);
+pub(super) const KERNELS: &[&CodeObjects] = &joined::<14>(GENERAL, DECODE);
 
 /// The same, and of those for prompts over pages.
-pub(super) const CACHED: &[&CodeObjects] = &joined::<14>(PAGED, DECODE);
+pub(super) const CACHED: &[&CodeObjects] = &joined::<18>(PAGED, DECODE);
 
 const CACHES: [&str; 2] = ["k_cache", "v_cache"];
 const SCALE_SHAPES: &str = "[1], [N, Hkv] or [pages, Hkv, tokens]";

@@ -106,7 +106,7 @@ pub(super) const FLASH_ATTN_FWD_DECODE: Operator = Operator {
         NSPLIT,
         KEYS_PER_SPLIT,
     ],
-    kernels: &joined::<17>(CACHED, &[&kernels::PREFILL_BF16, &kernels::PREFILL_F16, &kernels::KV_CACHE_ROWS]),
+    kernels: &joined::<21>(CACHED, &[&kernels::PREFILL_BF16, &kernels::PREFILL_F16, &kernels::KV_CACHE_ROWS]),
     cases: &[
         case!("Llama-3 8B, 3 sequences, a token each, pages of 16", Bf16 3 1 1, 32 8 128, Bf16 [96, 16],
             ["block_table" I32 [3, 24], "cos" Bf16 [400, 64], "sin" Bf16 [400, 64], "q_rotated" Bf16 [3, 1, 32, 128]],

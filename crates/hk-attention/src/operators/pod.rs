@@ -104,7 +104,7 @@ pub(super) const POD_ATTN: Operator = Operator {
         NSPLIT,
         KEYS_PER_SPLIT,
     ],
-    kernels: &joined::<14>(
+    kernels: &joined::<18>(
         DECODE,
         &[&kernels::PREFILL_BF16, &kernels::PREFILL_F16, &kernels::POD_BF16, &kernels::POD_F16],
     ),
