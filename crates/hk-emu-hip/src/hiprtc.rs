@@ -219,12 +219,6 @@ impl Program {
         match rocm() {
             Some(root) => {
                 command.arg(format!("--rocm-path={}", root.display())).arg("-I").arg(root.join("include"));
-                // Device libraries before ROCm 6.3 are for code objects up to version 5, and headers of that time use a macro that
-                // clang no longer defines.
-                if !root.join("amdgcn/bitcode/oclc_abi_version_600.bc").is_file() {
-                    command.args(["-mcode-object-version=5", "-D__AMDGCN_WAVEFRONT_SIZE=64"]);
-                    command.arg("-Wno-builtin-macro-redefined");
-                }
             }
             None => {
                 put(Path::new("prelude/hip/hip_runtime.h"), PRELUDE).map_err(broken)?;

@@ -39,9 +39,6 @@ DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread", "assertion", 
 DIRECTORIES += ["launchBounds", "multiThread", "printf", "syncthreads", "threadfence", "warp", "multiproc"]
 DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc"]
 
-# Their programs of hiprtc need HIP's headers and the device libraries.
-WITH_HEADERS = {"rtc", "vector_types"}
-
 
 def run(command, **options):
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, errors="replace", **options)
@@ -82,10 +79,6 @@ def prefix(args):
     after those that the system may have of another version."""
     rocm = args.work / "rocm"
     bitcode = rocm / "amdgcn/bitcode"
-    # Where hiprtc looks for them; the same files.
-    if not (rocm / "include").exists():
-        rocm.mkdir(parents=True, exist_ok=True)
-        (rocm / "include").symlink_to("headers")
     if (rocm / "complete").exists():
         return rocm
     shutil.copytree(args.work / "HIP/include", rocm / "headers", dirs_exist_ok=True)
@@ -234,16 +227,21 @@ def disabled(args):
     return [re.compile(name.replace("*", ".*")) for name in names]
 
 
-def test_names(program):
-    done = run([program, "--list-test-names-only"], cwd=program.parent)
+def library(args):
+    """The environment with the library that is tested."""
+    return dict(os.environ, LD_LIBRARY_PATH=str(args.hip / "lib"))
+
+
+def test_names(args, program):
+    done = run([program, "--list-test-names-only"], cwd=program.parent, env=library(args))
+    if "error while loading shared libraries" in done.stderr:
+        sys.exit(done.stderr)
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def outcome(args, program, test):
     """`pass`, `fail`, `abort`, `timeout` or `skip`, and why."""
-    environment = dict(os.environ, HK_EMU_ARCH=args.devices, LD_LIBRARY_PATH=str(args.hip / "lib"))
-    if program.parent.name in WITH_HEADERS:
-        environment["ROCM_PATH"] = str(args.work / "rocm")
+    environment = dict(library(args), HK_EMU_ARCH=args.devices)
     pattern = re.sub(r"([\\,\[\]])", r"\\\1", test)
     process = subprocess.Popen(
         [program, pattern], cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -286,7 +284,7 @@ def run_tests(args):
         for program in sorted((out / name).iterdir()):
             if program.suffix or program.name in helpers or not os.access(program, os.X_OK):
                 continue
-            jobs += [(name, program, test) for test in test_names(program) if args.filter in test]
+            jobs += [(name, program, test) for test in test_names(args, program) if args.filter in test]
 
     def run_one(job):
         name, program, test = job

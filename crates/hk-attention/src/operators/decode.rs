@@ -168,6 +168,26 @@ macro_rules! pieces {
     };
 }
 
+/// A group of 20 heads with factors of tokens.
+macro_rules! tall_scaled {
+    ($dtype:ident $cache:ident $d:literal) => {
+        case!(concat!("20 heads, factors of tokens, columns of ", $d), $dtype 3, 20 $d,
+            $cache [40, 16, 1, $d], [40, 16, 1, $d], 13,
+            ["k_scale" F32 [40, 1, 16], "v_scale" F32 [40, 1, 16], "lse" F32 [3, 20]],
+            [("keys_per_split", Scalar::Count(64))])
+    };
+}
+
+/// A group of 20 heads over pieces.
+macro_rules! tall_pieces {
+    ($dtype:ident $cache:ident $piece:literal $d:literal) => {
+        case!(concat!("20 heads, pieces, columns of ", $d), $dtype 3, 20 $d,
+            $cache [40, 1, $d / $piece, 16, $piece], [40, 1, $d, 16], 13,
+            ["sink" F32 [20], "k_scale" F32 [3, 1], "v_scale" F32 [1], "lse" F32 [3, 20]],
+            [P3, ("keys_per_split", Scalar::Count(64))])
+    };
+}
+
 const HND: (&str, Scalar) = ("layout", Scalar::Choice("hnd"));
 const P3: (&str, Scalar) = ("layout", Scalar::Choice("paged"));
 const P4: (&str, Scalar) = ("layout", Scalar::Choice("paged_shuffled"));
@@ -303,6 +323,40 @@ pub(super) const PA_DECODE: Operator = Operator {
         pieces!(F16 Fp8E4M3Fnuz 16 64),
         pieces!(F16 Fp8E4M3Fnuz 16 128),
         pieces!(F16 Fp8E4M3Fnuz 16 256),
+        tall_scaled!(Bf16 I8 64),
+        tall_scaled!(Bf16 I8 128),
+        tall_scaled!(Bf16 I8 256),
+        tall_scaled!(F16 I8 64),
+        tall_scaled!(F16 I8 128),
+        tall_scaled!(F16 I8 256),
+        tall_scaled!(Bf16 Fp8E4M3 64),
+        tall_scaled!(Bf16 Fp8E4M3 128),
+        tall_scaled!(Bf16 Fp8E4M3 256),
+        tall_scaled!(F16 Fp8E4M3 64),
+        tall_scaled!(F16 Fp8E4M3 128),
+        tall_scaled!(F16 Fp8E4M3 256),
+        tall_scaled!(Bf16 Fp8E4M3Fnuz 64),
+        tall_scaled!(Bf16 Fp8E4M3Fnuz 128),
+        tall_scaled!(Bf16 Fp8E4M3Fnuz 256),
+        tall_scaled!(F16 Fp8E4M3Fnuz 64),
+        tall_scaled!(F16 Fp8E4M3Fnuz 128),
+        tall_scaled!(F16 Fp8E4M3Fnuz 256),
+        tall_pieces!(Bf16 Bf16 8 64),
+        tall_pieces!(Bf16 Bf16 8 128),
+        tall_pieces!(F16 F16 8 64),
+        tall_pieces!(F16 F16 8 128),
+        tall_pieces!(Bf16 I8 16 64),
+        tall_pieces!(Bf16 I8 16 128),
+        tall_pieces!(F16 I8 16 64),
+        tall_pieces!(F16 I8 16 128),
+        tall_pieces!(Bf16 Fp8E4M3 16 64),
+        tall_pieces!(Bf16 Fp8E4M3 16 128),
+        tall_pieces!(F16 Fp8E4M3 16 64),
+        tall_pieces!(F16 Fp8E4M3 16 128),
+        tall_pieces!(Bf16 Fp8E4M3Fnuz 16 64),
+        tall_pieces!(Bf16 Fp8E4M3Fnuz 16 128),
+        tall_pieces!(F16 Fp8E4M3Fnuz 16 64),
+        tall_pieces!(F16 Fp8E4M3Fnuz 16 128),
         case!("f16, pieces of bytes, shuffled, pages of 32, ALiBi, window", F16 3, 2 80,
             I8 [20, 2, 5, 32, 16], [20, 2, 2, 48, 16], 6,
             ["alibi" F32 [2], "lse" F32 [3, 2]], [P4, WINDOW_OF_50]),
