@@ -57,10 +57,9 @@ HK_WGMMA_TILE(f16, 64, 32, "f16.f16", "%32", "%33")
 
 /// Adds floats in LDS to those in memory, a multiple of 16 bytes and on 16 bytes, asynchronously. By one lane.
 HK_FN void bulk_add(GlobalPtr<float> to, const void *from, u32 bytes) {
-    const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)from));
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                  :
-                 : "l"(to), "r"(address), "r"(bytes)
+                 : "l"(to), "r"(lds_address(from)), "r"(bytes)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }

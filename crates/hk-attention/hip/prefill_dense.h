@@ -657,14 +657,11 @@ class Dense {
     /// warpgroup are in flight. `landed[i]`: V of a tile in stage i, and K of the next tile in the stage after it.
     HK_FN void walk_warpgroups(auto &walks) {
         using namespace hk::detail;
-        using OfKeys = WgmmaFrag<Key, kKeys>;
         using OfValues = WgmmaFrag<Value, kDv>;
         float s[kKeys / 2], o[kDv / 2] = {};
         const auto multiply_keys = [&](const KTile &k) HK_INLINE {
             begin_wgmma();
-            OfKeys::set(s, q_[0], 0, k.keys(0));
-#pragma unroll
-            for (int step = 1; step < kDqk / 16; ++step) OfKeys::add(s, q_[step / 2], step % 2, k.keys(step));
+            multiply_frags<Key>(s, q_, [&](int step) { return k.keys(step); });
             commit_wgmma();
         };
         const auto multiply_values = [&](const Probabilities &p, const VTile &v) HK_INLINE {

@@ -1,7 +1,7 @@
 //! `pa_decode` on the emulated GPUs (and real ones where there are some): against its f64 reference, and against itself with the work cut
 //! in other ways.
 
-use crate::paged::{Case, Given, LAYOUTS, ints, maybe, with_options};
+use crate::paged::{Cached, Case, Given, LAYOUTS, ints, maybe, with_options};
 use hk_attention::{
     AttentionOutputs, CacheScales, DecodeWorkspace, KvLayout, PaDecodeInputs, PaDecodeOptions, PagedElement,
     PagedKv, Pages, Splits, Tickets, pa_decode,
@@ -348,6 +348,14 @@ fn heads_have_the_bits_of_smaller_groups() {
     }
 }
 
+/// Calls over fp8 of the device's own format.
+fn over_fp8<T: Cached>(gpu: &Gpu) -> fn(&Case) -> Given {
+    match gpu.arch() {
+        Arch::Gfx942 => Case::decode::<T, Fp8E4M3Fnuz>,
+        _ => Case::decode::<T, Fp8E4M3>,
+    }
+}
+
 /// Checks a call of some 300 keys against the reference. Of a cache other than int8, which is widened in other ways in blocks of 16 rows, its first
 /// four heads have the bits that they have alone.
 fn check_first_heads(gpu: &Gpu, case: &Case, given: impl Fn(&Case) -> Given) {
@@ -377,10 +385,7 @@ const SOME_KEYS: [[usize; 2]; 3] = [[1, 300], [1, 129], [1, 0]];
 #[test]
 fn heads_with_factors_of_tokens_have_the_bits_of_smaller_groups() {
     for gpu in devices() {
-        let fp8: [fn(&Case) -> Given; 2] = match gpu.arch() {
-            Arch::Gfx942 => [Case::decode::<bf16, Fp8E4M3Fnuz>, Case::decode::<f16, Fp8E4M3Fnuz>],
-            _ => [Case::decode::<bf16, Fp8E4M3>, Case::decode::<f16, Fp8E4M3>],
-        };
+        let fp8 = [over_fp8::<bf16>(&gpu), over_fp8::<f16>(&gpu)];
         for of in fp8.into_iter().chain([Case::decode::<bf16, i8>, Case::decode::<f16, i8>]) {
             for (columns, group) in [([64, 64], 64), ([128, 128], 40), ([80, 112], 100), ([192, 256], 32)] {
                 let case = Case::new(&SOME_KEYS, [1, group], columns);
@@ -394,10 +399,7 @@ fn heads_with_factors_of_tokens_have_the_bits_of_smaller_groups() {
 #[test]
 fn heads_over_pieces_have_the_bits_of_smaller_groups() {
     for gpu in devices() {
-        let fp8: [fn(&Case) -> Given; 2] = match gpu.arch() {
-            Arch::Gfx942 => [Case::decode::<bf16, Fp8E4M3Fnuz>, Case::decode::<f16, Fp8E4M3Fnuz>],
-            _ => [Case::decode::<bf16, Fp8E4M3>, Case::decode::<f16, Fp8E4M3>],
-        };
+        let fp8 = [over_fp8::<bf16>(&gpu), over_fp8::<f16>(&gpu)];
         let of_16_bits = [Case::decode::<bf16, bf16>, Case::decode::<f16, f16>];
         let of_int8 = [Case::decode::<bf16, i8>, Case::decode::<f16, i8>];
         for of in fp8.into_iter().chain(of_16_bits).chain(of_int8) {
@@ -413,10 +415,7 @@ fn heads_over_pieces_have_the_bits_of_smaller_groups() {
 #[test]
 fn heads_of_a_block_load_the_keys_once() {
     for gpu in devices() {
-        let fp8 = match gpu.arch() {
-            Arch::Gfx942 => Case::decode::<bf16, Fp8E4M3Fnuz>,
-            _ => Case::decode::<bf16, Fp8E4M3>,
-        };
+        let fp8 = over_fp8::<bf16>(&gpu);
         for (of, columns, group, pieces) in [
             (fp8, 64, 64, false),
             (fp8, 128, 64, false),
@@ -543,10 +542,7 @@ fn queries_over_bytes_keep_their_bits() {
 fn queries_over_bytes_have_a_unit() {
     for (gpu, group) in devices().iter().flat_map(|gpu| [(gpu, 8), (gpu, 40)]) {
         let case = Case::new(&[[1, 300], [1, 40]], [1, group], [128, 128]);
-        let fp8 = match gpu.arch() {
-            Arch::Gfx942 => Case::decode::<bf16, Fp8E4M3Fnuz>,
-            _ => Case::decode::<bf16, Fp8E4M3>,
-        };
+        let fp8 = over_fp8::<bf16>(gpu);
         for of in [fp8, Case::decode::<bf16, i8>] {
             let out = |power: i32, change: &dyn Fn(&mut [bf16])| {
                 let given = of(&case).scalar("scale", Scalar::Float(0.125 * f64::exp2((-power).into())));
@@ -579,10 +575,7 @@ fn queries_over_bytes_have_a_unit() {
 fn factors_of_values_have_any_size() {
     for gpu in devices() {
         let case = Case::new(&[[1, 300], [1, 40]], [2, 8], [128, 128]);
-        let fp8 = match gpu.arch() {
-            Arch::Gfx942 => Case::decode::<bf16, Fp8E4M3Fnuz>,
-            _ => Case::decode::<bf16, Fp8E4M3>,
-        };
+        let fp8 = over_fp8::<bf16>(&gpu);
         for of in [fp8, Case::decode::<bf16, i8>] {
             let out = |power: i32| {
                 let given = of_tokens(&case, of(&case), 0);

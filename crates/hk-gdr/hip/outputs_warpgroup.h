@@ -104,27 +104,11 @@ HK_FN void warpgroup_outputs(const Prefill &p) {
     }
     float s[4 * kOfTokens], out[64];
     hk::detail::begin_wgmma();
-#pragma unroll
-    for (u32 i = 0; i < kSteps; ++i) {
-        const u64 of_k = lds.k[i / 4].descriptor(0, i % 4 * 32);
-        if (i == 0) {
-            hk::detail::WgmmaFrag<T, kMostTokens>::set(s, of_q[0], 0, of_k);
-        } else {
-            hk::detail::WgmmaFrag<T, kMostTokens>::add(s, of_q[i / 2], i % 2, of_k);
-        }
-    }
+    hk::detail::multiply_frags<T>(s, of_q, [&](int i) { return lds.k[i / 4].descriptor(0, i % 4 * 32); });
     hk::detail::commit_wgmma();
     wait_for_operands<1>();
     if (p.h_vk) {
-#pragma unroll
-        for (u32 i = 0; i < kSteps; ++i) {
-            const u64 of_h = lds.h[i / 4].descriptor(0, i % 4 * 32);
-            if (i == 0) {
-                hk::detail::WgmmaFrag<T, 128>::set(out, of_q[0], 0, of_h);
-            } else {
-                hk::detail::WgmmaFrag<T, 128>::add(out, of_q[i / 2], i % 2, of_h);
-            }
-        }
+        hk::detail::multiply_frags<T>(out, of_q, [&](int i) { return lds.h[i / 4].descriptor(0, i % 4 * 32); });
     } else {
 #pragma unroll
         for (float &e : out) e = 0.0f;

@@ -58,29 +58,9 @@ struct WarpgroupLds {
     }
 };
 
+using hk::detail::copy_to_lds, hk::detail::lds_address;
+
 namespace detail {
-HK_FN u32 lds_address(const void *at) {
-    return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
-}
-/// Starts to load 16 bytes to LDS.
-HK_FN void copy_to_lds(void *to, u64 from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(lds_address(to)), "l"(from) : "memory");
-}
-/// Starts to load 16 bytes, or 4, to LDS: `bytes` of them, the rest is zero.
-template <int kSize>
-HK_FN void copy_to_lds(void *to, u64 from, u32 bytes) {
-    if constexpr (kSize == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                     :
-                     : "r"(lds_address(to)), "l"(from), "r"(bytes)
-                     : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                     :
-                     : "r"(lds_address(to)), "l"(from), "r"(bytes)
-                     : "memory");
-    }
-}
 /// Barrier of the waves that load.
 HK_FN void loaders_barrier() { asm volatile("bar.sync 1, %0;" : : "n"(kLoadThreads) : "memory"); }
 /// Two values as 16-bit floats.
@@ -135,12 +115,12 @@ struct LoadedRows {
             const u64 of_row = from + (there ? offset + i * kApart * row_bytes : 0);
 #pragma unroll
             for (u32 half = 0; half < kHalves; ++half) {
-                void *place = &to[half].chunk[i * kLoadThreads + thread];
+                const u32 place = lds_address(&to[half].chunk[i * kLoadThreads + thread]);
                 if constexpr (kWhole) {
-                    detail::copy_to_lds(place, of_row + half * 128);
+                    copy_to_lds(place, of_row + half * 128);
                 } else {
                     const u32 size = there ? bytes[half] : 0;
-                    detail::copy_to_lds<16>(place, size ? of_row + half * 128 : from, size);
+                    copy_to_lds<16>(place, size ? of_row + half * 128 : from, size);
                 }
             }
         }
@@ -176,10 +156,11 @@ HK_FN void load_chunks(const Prefill &p, const WarpgroupWork &work, WarpgroupLds
             }
             const u64 row = first_row + before;
             const u32 there = thread < rows ? thread : rows - 1;
-            if (p.g) detail::copy_to_lds<4>(&to.gates[thread], p.g + ((row + there) * p.v_heads + work.head) * 4, 4);
+            if (p.g)
+                copy_to_lds<4>(lds_address(&to.gates[thread]), p.g + ((row + there) * p.v_heads + work.head) * 4, 4);
             if (p.norms) {
                 const u64 at = (row + there) * p.k_heads + work.k_head;
-                detail::copy_to_lds<4>(&to.norms[thread], p.norms + at * 4, 4);
+                copy_to_lds<4>(lds_address(&to.norms[thread]), p.norms + at * 4, 4);
             }
             if constexpr (kChannels) {
                 const u64 at = ((row + rows - 1) * p.v_heads + work.head) * p.k_dim;
@@ -187,8 +168,8 @@ HK_FN void load_chunks(const Prefill &p, const WarpgroupWork &work, WarpgroupLds
                 for (u32 i = 0; i < kHalves; ++i) {
                     const u32 channel = 64 * i + thread;
                     const bool there = channel < p.k_dim;
-                    detail::copy_to_lds<4>(&to.channels[channel], p.gk + (at + (there ? channel : 0)) * 4,
-                                           there ? 4 : 0);
+                    copy_to_lds<4>(lds_address(&to.channels[channel]), p.gk + (at + (there ? channel : 0)) * 4,
+                                   there ? 4 : 0);
                 }
             }
         }
@@ -338,15 +319,7 @@ HK_FN void multiply_states(const Prefill &p, const WarpgroupWork &work, Warpgrou
         // No branches from here on: around them the compiler would wait for MMAs.
         float d[4 * kOfTokens];
         hk::detail::begin_wgmma();
-#pragma unroll
-        for (int i = 0; i < kOfK / 2; ++i) {
-            const u64 of_w = stage.w[i / 4].descriptor(0, i % 4 * 32);
-            if (i == 0) {
-                hk::detail::WgmmaFrag<T, kMostTokens>::set(d, of_h[0], 0, of_w);
-            } else {
-                hk::detail::WgmmaFrag<T, kMostTokens>::add(d, of_h[i / 2], i % 2, of_w);
-            }
-        }
+        hk::detail::multiply_frags<T>(d, of_h, [&](int i) { return stage.w[i / 4].descriptor(0, i % 4 * 32); });
         hk::detail::commit_wgmma();
 
         u32 us[kOfTokens / 2][4];

@@ -131,59 +131,40 @@ macro_rules! case {
     };
 }
 
-/// A corner of a kernel of few queries: types, columns.
+/// A corner of a kernel of few queries: types, columns; of three heads of a group, or of 20, which is more than 16 rows.
 macro_rules! pages {
-    ($dtype:ident $cache:ident $d:literal) => {
-        case!(concat!("pages, columns of ", $d), $dtype 3, 6 $d, $cache [40, 16, 2, $d], [40, 16, 2, $d], 13,
-            ["sink" F32 [6], "k_scale" F32 [3, 2], "v_scale" F32 [1], "lse" F32 [3, 6]],
-            [("keys_per_split", Scalar::Count(64))])
-    };
-}
-
-/// A group of 20 heads: blocks of more than 16 rows.
-macro_rules! tall {
-    ($dtype:ident $cache:ident $d:literal) => {
-        case!(concat!("20 heads, columns of ", $d), $dtype 3, 20 $d, $cache [40, 16, 1, $d], [40, 16, 1, $d], 13,
-            ["sink" F32 [20], "k_scale" F32 [3, 1], "v_scale" F32 [1], "lse" F32 [3, 20]],
+    ($dtype:ident $cache:ident $d:literal) => { pages!("pages", 6 2, $dtype $cache $d) };
+    (20 heads $dtype:ident $cache:ident $d:literal) => { pages!("20 heads", 20 1, $dtype $cache $d) };
+    ($label:literal, $hq:literal $hkv:literal, $dtype:ident $cache:ident $d:literal) => {
+        case!(concat!($label, ", columns of ", $d), $dtype 3, $hq $d, $cache [40, 16, $hkv, $d], [40, 16, $hkv, $d], 13,
+            ["sink" F32 [$hq], "k_scale" F32 [3, $hkv], "v_scale" F32 [1], "lse" F32 [3, $hq]],
             [("keys_per_split", Scalar::Count(64))])
     };
 }
 
 /// As `pages`, with factors of tokens.
 macro_rules! scaled {
-    ($dtype:ident $cache:ident $d:literal) => {
-        case!(concat!("factors of tokens, columns of ", $d), $dtype 3, 6 $d, $cache [40, 16, 2, $d], [40, 16, 2, $d], 13,
-            ["k_scale" F32 [40, 2, 16], "v_scale" F32 [40, 2, 16], "lse" F32 [3, 6]],
+    ($dtype:ident $cache:ident $d:literal) => { scaled!("factors of tokens", 6 2, $dtype $cache $d) };
+    (20 heads $dtype:ident $cache:ident $d:literal) => {
+        scaled!("20 heads, factors of tokens", 20 1, $dtype $cache $d)
+    };
+    ($label:literal, $hq:literal $hkv:literal, $dtype:ident $cache:ident $d:literal) => {
+        case!(concat!($label, ", columns of ", $d), $dtype 3, $hq $d, $cache [40, 16, $hkv, $d], [40, 16, $hkv, $d], 13,
+            ["k_scale" F32 [40, $hkv, 16], "v_scale" F32 [40, $hkv, 16], "lse" F32 [3, $hq]],
             [("keys_per_split", Scalar::Count(64))])
     };
 }
 
-/// The same in pieces of so many elements.
+/// As `pages`, in pieces of so many elements.
 macro_rules! pieces {
-    ($dtype:ident $cache:ident $piece:literal $d:literal) => {
-        case!(concat!("pieces, columns of ", $d), $dtype 3, 6 $d,
-            $cache [40, 2, $d / $piece, 16, $piece], [40, 2, $d, 16], 13,
-            ["sink" F32 [6], "k_scale" F32 [3, 2], "v_scale" F32 [1], "lse" F32 [3, 6]],
-            [P3, ("keys_per_split", Scalar::Count(64))])
+    ($dtype:ident $cache:ident $piece:literal $d:literal) => { pieces!("pieces", 6 2, $dtype $cache $piece $d) };
+    (20 heads $dtype:ident $cache:ident $piece:literal $d:literal) => {
+        pieces!("20 heads, pieces", 20 1, $dtype $cache $piece $d)
     };
-}
-
-/// A group of 20 heads with factors of tokens.
-macro_rules! tall_scaled {
-    ($dtype:ident $cache:ident $d:literal) => {
-        case!(concat!("20 heads, factors of tokens, columns of ", $d), $dtype 3, 20 $d,
-            $cache [40, 16, 1, $d], [40, 16, 1, $d], 13,
-            ["k_scale" F32 [40, 1, 16], "v_scale" F32 [40, 1, 16], "lse" F32 [3, 20]],
-            [("keys_per_split", Scalar::Count(64))])
-    };
-}
-
-/// A group of 20 heads over pieces.
-macro_rules! tall_pieces {
-    ($dtype:ident $cache:ident $piece:literal $d:literal) => {
-        case!(concat!("20 heads, pieces, columns of ", $d), $dtype 3, 20 $d,
-            $cache [40, 1, $d / $piece, 16, $piece], [40, 1, $d, 16], 13,
-            ["sink" F32 [20], "k_scale" F32 [3, 1], "v_scale" F32 [1], "lse" F32 [3, 20]],
+    ($label:literal, $hq:literal $hkv:literal, $dtype:ident $cache:ident $piece:literal $d:literal) => {
+        case!(concat!($label, ", columns of ", $d), $dtype 3, $hq $d,
+            $cache [40, $hkv, $d / $piece, 16, $piece], [40, $hkv, $d, 16], 13,
+            ["sink" F32 [$hq], "k_scale" F32 [3, $hkv], "v_scale" F32 [1], "lse" F32 [3, $hq]],
             [P3, ("keys_per_split", Scalar::Count(64))])
     };
 }
@@ -257,30 +238,30 @@ pub(super) const PA_DECODE: Operator = Operator {
         pages!(F16 I8 64),
         pages!(F16 I8 128),
         pages!(F16 I8 256),
-        tall!(Bf16 Bf16 64),
-        tall!(Bf16 Bf16 128),
-        tall!(Bf16 Bf16 256),
-        tall!(F16 F16 64),
-        tall!(F16 F16 128),
-        tall!(F16 F16 256),
-        tall!(Bf16 Fp8E4M3 64),
-        tall!(Bf16 Fp8E4M3 128),
-        tall!(Bf16 Fp8E4M3 256),
-        tall!(F16 Fp8E4M3 64),
-        tall!(F16 Fp8E4M3 128),
-        tall!(F16 Fp8E4M3 256),
-        tall!(Bf16 Fp8E4M3Fnuz 64),
-        tall!(Bf16 Fp8E4M3Fnuz 128),
-        tall!(Bf16 Fp8E4M3Fnuz 256),
-        tall!(F16 Fp8E4M3Fnuz 64),
-        tall!(F16 Fp8E4M3Fnuz 128),
-        tall!(F16 Fp8E4M3Fnuz 256),
-        tall!(Bf16 I8 64),
-        tall!(Bf16 I8 128),
-        tall!(Bf16 I8 256),
-        tall!(F16 I8 64),
-        tall!(F16 I8 128),
-        tall!(F16 I8 256),
+        pages!(20 heads Bf16 Bf16 64),
+        pages!(20 heads Bf16 Bf16 128),
+        pages!(20 heads Bf16 Bf16 256),
+        pages!(20 heads F16 F16 64),
+        pages!(20 heads F16 F16 128),
+        pages!(20 heads F16 F16 256),
+        pages!(20 heads Bf16 Fp8E4M3 64),
+        pages!(20 heads Bf16 Fp8E4M3 128),
+        pages!(20 heads Bf16 Fp8E4M3 256),
+        pages!(20 heads F16 Fp8E4M3 64),
+        pages!(20 heads F16 Fp8E4M3 128),
+        pages!(20 heads F16 Fp8E4M3 256),
+        pages!(20 heads Bf16 Fp8E4M3Fnuz 64),
+        pages!(20 heads Bf16 Fp8E4M3Fnuz 128),
+        pages!(20 heads Bf16 Fp8E4M3Fnuz 256),
+        pages!(20 heads F16 Fp8E4M3Fnuz 64),
+        pages!(20 heads F16 Fp8E4M3Fnuz 128),
+        pages!(20 heads F16 Fp8E4M3Fnuz 256),
+        pages!(20 heads Bf16 I8 64),
+        pages!(20 heads Bf16 I8 128),
+        pages!(20 heads Bf16 I8 256),
+        pages!(20 heads F16 I8 64),
+        pages!(20 heads F16 I8 128),
+        pages!(20 heads F16 I8 256),
         scaled!(Bf16 I8 64),
         scaled!(Bf16 I8 128),
         scaled!(Bf16 I8 256),
@@ -351,40 +332,40 @@ pub(super) const PA_DECODE: Operator = Operator {
             ["k_scale" F32 [1], "out_scale" F32 [1]], [("output", Scalar::Choice("fp8e4m3"))]),
         case!("fp8 of gfx942, fp8 output", Fp8E4M3Fnuz 2, 4 32, Fp8E4M3Fnuz [16, 16, 2, 32], [16, 16, 2, 32], 3,
             ["v_scale" F32 [1], "out_scale" F32 [1]], [("output", Scalar::Choice("fp8e4m3fnuz"))]),
-        tall_scaled!(Bf16 I8 64),
-        tall_scaled!(Bf16 I8 128),
-        tall_scaled!(Bf16 I8 256),
-        tall_scaled!(F16 I8 64),
-        tall_scaled!(F16 I8 128),
-        tall_scaled!(F16 I8 256),
-        tall_scaled!(Bf16 Fp8E4M3 64),
-        tall_scaled!(Bf16 Fp8E4M3 128),
-        tall_scaled!(Bf16 Fp8E4M3 256),
-        tall_scaled!(F16 Fp8E4M3 64),
-        tall_scaled!(F16 Fp8E4M3 128),
-        tall_scaled!(F16 Fp8E4M3 256),
-        tall_scaled!(Bf16 Fp8E4M3Fnuz 64),
-        tall_scaled!(Bf16 Fp8E4M3Fnuz 128),
-        tall_scaled!(Bf16 Fp8E4M3Fnuz 256),
-        tall_scaled!(F16 Fp8E4M3Fnuz 64),
-        tall_scaled!(F16 Fp8E4M3Fnuz 128),
-        tall_scaled!(F16 Fp8E4M3Fnuz 256),
-        tall_pieces!(Bf16 Bf16 8 64),
-        tall_pieces!(Bf16 Bf16 8 128),
-        tall_pieces!(F16 F16 8 64),
-        tall_pieces!(F16 F16 8 128),
-        tall_pieces!(Bf16 I8 16 64),
-        tall_pieces!(Bf16 I8 16 128),
-        tall_pieces!(F16 I8 16 64),
-        tall_pieces!(F16 I8 16 128),
-        tall_pieces!(Bf16 Fp8E4M3 16 64),
-        tall_pieces!(Bf16 Fp8E4M3 16 128),
-        tall_pieces!(F16 Fp8E4M3 16 64),
-        tall_pieces!(F16 Fp8E4M3 16 128),
-        tall_pieces!(Bf16 Fp8E4M3Fnuz 16 64),
-        tall_pieces!(Bf16 Fp8E4M3Fnuz 16 128),
-        tall_pieces!(F16 Fp8E4M3Fnuz 16 64),
-        tall_pieces!(F16 Fp8E4M3Fnuz 16 128),
+        scaled!(20 heads Bf16 I8 64),
+        scaled!(20 heads Bf16 I8 128),
+        scaled!(20 heads Bf16 I8 256),
+        scaled!(20 heads F16 I8 64),
+        scaled!(20 heads F16 I8 128),
+        scaled!(20 heads F16 I8 256),
+        scaled!(20 heads Bf16 Fp8E4M3 64),
+        scaled!(20 heads Bf16 Fp8E4M3 128),
+        scaled!(20 heads Bf16 Fp8E4M3 256),
+        scaled!(20 heads F16 Fp8E4M3 64),
+        scaled!(20 heads F16 Fp8E4M3 128),
+        scaled!(20 heads F16 Fp8E4M3 256),
+        scaled!(20 heads Bf16 Fp8E4M3Fnuz 64),
+        scaled!(20 heads Bf16 Fp8E4M3Fnuz 128),
+        scaled!(20 heads Bf16 Fp8E4M3Fnuz 256),
+        scaled!(20 heads F16 Fp8E4M3Fnuz 64),
+        scaled!(20 heads F16 Fp8E4M3Fnuz 128),
+        scaled!(20 heads F16 Fp8E4M3Fnuz 256),
+        pieces!(20 heads Bf16 Bf16 8 64),
+        pieces!(20 heads Bf16 Bf16 8 128),
+        pieces!(20 heads F16 F16 8 64),
+        pieces!(20 heads F16 F16 8 128),
+        pieces!(20 heads Bf16 I8 16 64),
+        pieces!(20 heads Bf16 I8 16 128),
+        pieces!(20 heads F16 I8 16 64),
+        pieces!(20 heads F16 I8 16 128),
+        pieces!(20 heads Bf16 Fp8E4M3 16 64),
+        pieces!(20 heads Bf16 Fp8E4M3 16 128),
+        pieces!(20 heads F16 Fp8E4M3 16 64),
+        pieces!(20 heads F16 Fp8E4M3 16 128),
+        pieces!(20 heads Bf16 Fp8E4M3Fnuz 16 64),
+        pieces!(20 heads Bf16 Fp8E4M3Fnuz 16 128),
+        pieces!(20 heads F16 Fp8E4M3Fnuz 16 64),
+        pieces!(20 heads F16 Fp8E4M3Fnuz 16 128),
     ],
     outputs: specs,
     run,

@@ -96,33 +96,32 @@ struct Rates {
 }
 
 impl Rates {
+    /// 256 CUs, 2.2 GHz; of 8 TB/s 6.5 are reached.
+    const GFX950: Self = Self {
+        stage: 1.0 / (64.0 * 2.2),
+        byte: 256.0 / 6500.0,
+        alone: 1.7,
+        near: 1.0 / (64.0 * 2.2),
+        fill: 1.0 / 52.0,
+        tall: 1.0,
+        ends: [0.0; 2],
+        least: 0.0,
+        launch: 5000.0,
+    };
+
     const fn of(info: &DeviceInfo, precision: Precision) -> Self {
         match (info.arch, info.compute_units) {
-            // 256 CUs, 2.2 GHz; of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
-            // crates/hk-time/validation/choices.py --floors.
+            // Of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
+            // crates/hk-time/validation/choices.py --floors; for other types that gives no better choices.
             (Arch::Gfx950, _) if matches!(precision, Precision::Bf16 | Precision::F16) => Self {
-                stage: 1.0 / (64.0 * 2.2),
                 byte: 256.0 / 5870.0,
-                alone: 1.7,
-                near: 1.0 / (64.0 * 2.2),
                 fill: 1.0 / 58.6,
                 tall: 0.5,
                 ends: [27.0, 60.0],
-                least: 0.0,
                 launch: 5500.0,
+                ..Self::GFX950
             },
-            // Of other types, for which that gives no better choices.
-            (Arch::Gfx950, _) => Self {
-                stage: 1.0 / (64.0 * 2.2),
-                byte: 256.0 / 6500.0,
-                alone: 1.7,
-                near: 1.0 / (64.0 * 2.2),
-                fill: 1.0 / 52.0,
-                tall: 1.0,
-                ends: [0.0; 2],
-                least: 0.0,
-                launch: 5000.0,
-            },
+            (Arch::Gfx950, _) => Self::GFX950,
             // 132 SMs. Of 790 TFLOP/s of bf16, mma.sync makes 0.65. Memory is copied at 4.2 TB/s; tiles of 128 x 128 read 6.7 TB/s
             // from L2, so that it has some more. Loads take some 800 ns, those of four stages overlap.
             (Arch::Sm90, _) => Self {

@@ -36,8 +36,7 @@ struct alignas(1024) WarpgroupRows {
     /// on; of the rows that are multiplied.
     template <int kNext = 16>
     HK_FN u64 descriptor(u32 row, u32 byte) const {
-        const u32 first =
-            u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)chunk));
+        const u32 first = detail::lds_address(chunk);
         constexpr u32 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
         // The words apart: descriptors of a tile differ in a 32-bit constant.
         const u32 low = first / 16 + (row * kBytes + byte + (kNext << 16)) / 16;
@@ -58,9 +57,7 @@ struct WarpgroupMover : Mover<WarpgroupRows<kRows>, kThreads, Access::Vectorized
 class SplitBarrier {
     u64 state_;
 
-    HK_FN u32 address() const {
-        return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)&state_));
-    }
+    HK_FN u32 address() const { return detail::lds_address(&state_); }
 
   public:
     /// A phase ends when `waves` have arrived. By one thread; a block barrier follows.
@@ -231,6 +228,15 @@ HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 #undef HK_REGISTERS_96
 #undef HK_REGISTERS_112
 #undef HK_REGISTERS_128
+
+/// d = x w^T of fragments, 16 columns a step; of_w(step) is the descriptor of w there.
+template <class T, int kRegisters, int kFrags, class OfW>
+HK_FN void multiply_frags(float (&d)[kRegisters], const Frag (&x)[kFrags], OfW of_w) {
+    using Mma = WgmmaFrag<T, 2 * kRegisters>;
+    Mma::set(d, x[0], 0, of_w(0));
+#pragma unroll
+    for (int step = 1; step < 2 * kFrags; ++step) Mma::add(d, x[step / 2], step % 2, of_w(step));
+}
 
 }  // namespace detail
 

@@ -25,6 +25,22 @@ HK_FN V load_predicated(GlobalPtr<const V> at, bool there) {
     return __builtin_bit_cast(V, Vec<u32, 4>{a, b, c, d});
 }
 
+namespace detail {
+/// Starts to load `bytes` of kBytes bytes, 16 or 4, to an address of LDS; the rest becomes zero.
+template <int kBytes>
+HK_FN void copy_to_lds(u32 to, u64 from, u32 bytes) {
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(to), "l"(from), "r"(bytes) : "memory");
+    }
+}
+/// All 16 bytes.
+HK_FN void copy_to_lds(u32 to, u64 from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
+}
+}  // namespace detail
+
 /// A bounds-checked, wave-uniform range of global memory (buffer resource): loads past the end give zero, stores past the end are
 /// dropped, without a branch. Shorter than 2 GiB.
 class Window {
@@ -136,21 +152,10 @@ class Window {
   private:
     template <int kBytes>
     HK_FN void load_to_lds(void *to, u32 offset, u32 scalar) const {
-        using Lds = __attribute__((address_space(3))) void *;
-        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((Lds)to));
         // What is beyond is read from the start, and zero bytes of it.
         const bool there = offset < bytes_;
-        const u32 own = address + kBytes * __nvvm_read_ptx_sreg_laneid();
-        const u64 from = base_ + (there ? u64(offset) + scalar : 0);
-        const u32 bytes = there ? kBytes : 0;
-        if constexpr (kBytes == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                         :
-                         : "r"(own), "l"(from), "r"(bytes)
-                         : "memory");
-        } else {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(own), "l"(from), "r"(bytes) : "memory");
-        }
+        const u32 own = detail::lds_address(to) + kBytes * __nvvm_read_ptx_sreg_laneid();
+        detail::copy_to_lds<kBytes>(own, base_ + (there ? u64(offset) + scalar : 0), there ? kBytes : 0);
     }
 };
 

@@ -32,6 +32,11 @@ HK_FN Vec<float, N> widen(Vec<T, N> v) {
 
 namespace detail {
 
+/// Where something is in LDS, as PTX asks for it.
+HK_FN u32 lds_address(const void *at) {
+    return u32(reinterpret_cast<__UINTPTR_TYPE__>((__attribute__((address_space(3))) const void *)at));
+}
+
 // Packs the high 16 bits of two dwords.
 HK_FN u32 high_halves(u32 low, u32 high) { return (high & 0xffff0000u) | (low >> 16); }
 
