@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,15 +13,15 @@ use crate::runtime::{Table, Tag, lock, runtime};
 
 /// A code of `hiprtcResult` other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct RtcError(c_int);
+pub(crate) struct RtcError(pub c_int);
 
-type Result<T = ()> = std::result::Result<T, RtcError>;
+pub(crate) type Result<T = ()> = std::result::Result<T, RtcError>;
 
 macro_rules! codes {
     ($($constant:ident = $code:literal $name:literal,)*) => {
         #[allow(dead_code, reason = "the table is complete")]
         impl RtcError {
-            $(const $constant: RtcError = RtcError($code);)*
+            $(pub const $constant: RtcError = RtcError($code);)*
         }
 
         const TABLE: &[(c_int, &std::ffi::CStr)] = &[$(($code, $name)),*];
@@ -94,7 +93,7 @@ fn program(handle: u64) -> Result<Arc<Program>> {
 }
 
 /// Reads a list of strings.
-fn strings(list: *const u64, count: c_int, max: usize) -> Result<Vec<String>> {
+pub(crate) fn strings(list: *const u64, count: c_int, max: usize) -> Result<Vec<String>> {
     if !(0..=MAX_LIST).contains(&count) {
         return Err(RtcError::INVALID_INPUT);
     }
@@ -110,12 +109,27 @@ fn file_name(name: &str) -> String {
 
 /// What the header and the program's own ones are compiled with if there is no ROCm.
 const PRELUDE: &str = include_str!("../rtc/hip_runtime.h");
+/// What stands before it if there is.
+const ROCM_PRELUDE: &str = include_str!("../rtc/hip_runtime_rocm.h");
 
 /// A ROCm with HIP's headers and device libraries, if `ROCM_PATH` names one.
 fn rocm() -> Option<PathBuf> {
     let root = PathBuf::from(std::env::var_os("ROCM_PATH")?);
     let whole = root.join("include/hip/hip_runtime.h").is_file() && root.join("amdgcn/bitcode").is_dir();
     whole.then_some(root)
+}
+
+/// HIP's version as macros, which decide on device malloc in a header of clang's that does not include HIP's for hiprtc.
+fn hip_version(root: &Path) -> Vec<String> {
+    let header = std::fs::read_to_string(root.join("include/hip/hip_version.h")).unwrap_or_default();
+    let macros = header.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let is = words.next() == Some("#define");
+        let (name, number) = (words.next()?, words.next()?.parse::<u32>().ok()?);
+        let part = matches!(name, "HIP_VERSION_MAJOR" | "HIP_VERSION_MINOR");
+        (is && part).then(|| format!("-D{name}={number}"))
+    });
+    macros.collect()
 }
 
 /// Options of the program as clang has them.
@@ -216,17 +230,32 @@ impl Program {
             "-fuse-cuid=none",
         ]);
         command.args(["-D__HIPCC_RTC__=1", "-D__HIP_PLATFORM_AMD__=1"]);
-        match rocm() {
+        // The program's own headers stand before both of these.
+        let prelude = match rocm() {
             Some(root) => {
-                command.arg(format!("--rocm-path={}", root.display())).arg("-I").arg(root.join("include"));
+                // Clang searches ROCm's headers last, behind those of another version that the system may have.
+                command
+                    .arg(format!("--rocm-path={}", root.display()))
+                    .arg("-isystem")
+                    .arg(root.join("include"));
+                // Device libraries before ROCm 6.3 are for code objects up to version 5, and headers of that time use a macro that
+                // clang no longer defines.
+                if !root.join("amdgcn/bitcode/oclc_abi_version_600.bc").is_file() {
+                    command.args(["-mcode-object-version=5", "-D__AMDGCN_WAVEFRONT_SIZE=64"]);
+                    command.arg("-Wno-builtin-macro-redefined");
+                }
+                command.args(hip_version(&root));
+                put(Path::new("prelude/hip_runtime_rocm.h"), ROCM_PRELUDE).map_err(broken)?;
+                path("prelude/hip_runtime_rocm.h")
             }
             None => {
                 put(Path::new("prelude/hip/hip_runtime.h"), PRELUDE).map_err(broken)?;
                 command.args(["-nogpulib", "-nogpuinc", "-mprintf-kind=buffered"]);
                 command.arg("-I").arg(path("prelude"));
+                path("prelude/hip/hip_runtime.h")
             }
-        }
-        command.args(["-include", "hip/hip_runtime.h", "-I"]).arg(path("include"));
+        };
+        command.arg("-include").arg(prelude).arg("-I").arg(path("include"));
         if !options.iter().any(|option| option.starts_with("--offload-arch=")) {
             command.arg(format!("--offload-arch={target}"));
         }
@@ -277,13 +306,14 @@ fn part(bytes: &[u8]) -> Result<&[u8]> {
 }
 
 /// Defines exported functions that return a `hiprtcResult`, and the list of their names.
-macro_rules! api {
+macro_rules! rtc_api {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
             #[unsafe(no_mangle)]
-            extern "C" fn $name($($arg: $type),*) -> c_int {
-                let body = || -> Result { $body };
-                let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(RtcError::INTERNAL_ERROR));
+            extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
+                let body = || -> $crate::hiprtc::Result { $body };
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+                let result = result.unwrap_or(Err($crate::hiprtc::RtcError::INTERNAL_ERROR));
                 result.err().map_or(0, |error| error.0)
             }
         )*
@@ -292,7 +322,9 @@ macro_rules! api {
     };
 }
 
-api! {
+pub(crate) use rtc_api;
+
+rtc_api! {
     fn hiprtcVersion(major: *mut c_int, minor: *mut c_int) {
         put(major, VERSION[0])?;
         Ok(put(minor, VERSION[1])?)
@@ -372,10 +404,16 @@ api! {
     }
 
     fn hiprtcGetBitcodeSize(handle: u64, bytes: *mut u64) {
+        if bytes.is_null() {
+            return Err(RtcError::INVALID_INPUT);
+        }
         of_compiled(handle, |compiled| Ok(put(bytes, part(&compiled.bitcode)?.len() as u64)?))
     }
 
     fn hiprtcGetBitcode(handle: u64, bitcode: *mut c_char) {
+        if bitcode.is_null() {
+            return Err(RtcError::INVALID_INPUT);
+        }
         of_compiled(handle, |compiled| Ok(write(bitcode as u64, part(&compiled.bitcode)?)?))
     }
 }

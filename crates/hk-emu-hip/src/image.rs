@@ -69,7 +69,7 @@ pub(crate) fn in_file(path: &str, arch: Arch) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `hipErrorInvalidImage`, `hipErrorNoBinaryForGpu`.
-fn in_bytes(file: &[u8], arch: Arch) -> Result<Vec<u8>> {
+pub(crate) fn in_bytes(file: &[u8], arch: Arch) -> Result<Vec<u8>> {
     // A single code object is the whole file. The loader validates its headers.
     if file.starts_with(ELF) { Ok(file.to_vec()) } else { select(&file, arch) }
 }

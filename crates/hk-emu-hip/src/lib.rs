@@ -8,6 +8,7 @@ mod graph;
 mod graph_api;
 mod heap;
 mod hiprtc;
+mod hiprtc_link;
 mod host;
 mod hostcall;
 mod image;
@@ -41,13 +42,12 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),
         group("embedded code", &[register::NAMES, register::MORE_NAMES]),
         group("per-thread default stream", &[spt::NAMES]),
-        group("hiprtc", &[hiprtc::NAMES, hiprtc::MORE_NAMES]),
+        group("hiprtc", &[hiprtc::NAMES, hiprtc_link::NAMES, hiprtc::MORE_NAMES]),
         group("other", &[lookup::NAMES, unsupported::OTHER_NAMES]),
     ]
 }
 
-/// The exported functions that return `hipErrorNotSupported`, some after a check of their arguments; those of hiprtc an error of
-/// their own.
+/// The exported functions that return `hipErrorNotSupported`, some after a check of their arguments.
 pub fn unsupported() -> Vec<&'static str> {
-    [unsupported::NAMES, unsupported::REFUSED_NAMES, unsupported::HIPRTC_NAMES].concat()
+    [unsupported::NAMES, unsupported::REFUSED_NAMES].concat()
 }

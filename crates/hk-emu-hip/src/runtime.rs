@@ -119,6 +119,7 @@ pub(crate) enum Tag {
     Exec = 0x5a,
     UserObject = 0x5b,
     Program = 0x5c,
+    Link = 0x5d,
 }
 
 impl Tag {

@@ -17,19 +17,19 @@ fn tell(told: &AtomicBool, name: &str) {
     }
 }
 
-/// Exported functions that do nothing but return `$code`.
+/// Exported functions that do nothing but return `hipErrorNotSupported`.
 macro_rules! unsupported {
-    ($names:ident, $code:expr; $($name:ident)*) => {
+    ($($name:ident)*) => {
         $(
             #[unsafe(no_mangle)]
             extern "C" fn $name() -> c_int {
                 static TOLD: AtomicBool = AtomicBool::new(false);
                 tell(&TOLD, stringify!($name));
-                $code
+                not_supported()
             }
         )*
 
-        pub(crate) const $names: &[&str] = &[$(stringify!($name)),*];
+        pub(crate) const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
@@ -38,7 +38,7 @@ fn not_supported() -> c_int {
 }
 
 #[rustfmt::skip] // a list
-unsupported! { NAMES, not_supported();
+unsupported! {
     hipArray3DCreate hipArray3DGetDescriptor hipArrayCreate hipArrayGetDescriptor hipArrayGetInfo
     hipBindTexture hipBindTexture2D hipBindTextureToArray hipBindTextureToMipmappedArray
     hipCreateSurfaceObject hipCreateTextureObject hipCtxDisablePeerAccess hipCtxEnablePeerAccess
@@ -130,14 +130,6 @@ refused! {
             _ => Err(INVALID),
         })
     }
-}
-
-/// `HIPRTC_ERROR_INTERNAL_ERROR`.
-const HIPRTC_ERROR: c_int = 11;
-
-#[rustfmt::skip] // a list
-unsupported! { HIPRTC_NAMES, HIPRTC_ERROR;
-    hiprtcLinkAddData hiprtcLinkAddFile hiprtcLinkComplete hiprtcLinkCreate hiprtcLinkDestroy
 }
 
 /// Functions that return something else than a code.

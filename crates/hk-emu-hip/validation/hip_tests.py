@@ -75,10 +75,13 @@ def parallel(args, function, items):
 
 
 def prefix(args):
-    """A ROCm installation as clang looks for it, and HIP's headers. These are not in its `include`, which clang searches last,
-    after those that the system may have of another version."""
+    """A ROCm installation as clang looks for it, and HIP's headers. Tests are compiled with these by a name of their own, as clang
+    searches `include` last, after those that the system may have of another version. `include` is where hiprtc looks for them."""
     rocm = args.work / "rocm"
     bitcode = rocm / "amdgcn/bitcode"
+    if not (rocm / "include").exists():
+        (rocm / "include").mkdir(parents=True)
+        (rocm / "include/hip").symlink_to("../headers/hip")
     if (rocm / "complete").exists():
         return rocm
     shutil.copytree(args.work / "HIP/include", rocm / "headers", dirs_exist_ok=True)
@@ -156,7 +159,7 @@ def lists(directory):
     name, programs that tests start, as source and name, and the options of single files."""
     text = (directory / "CMakeLists.txt").read_text()
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    named = sorted({name for name in re.findall(r"[\w./]+\.cc", text)})
+    named = sorted({name for name in re.findall(r"[\w./]+\.(?:cc|cpp)", text)})
     objects = re.findall(r"--genco(.*?)\$\{CMAKE_CURRENT_SOURCE_DIR\}/([\w./]+)\s+-o\s+(?:\S*/)?(\w+\.\w+)", text, re.S)
     objects += [(" -S", *found) for found in re.findall(r"-S \$\{CMAKE_CURRENT_SOURCE_DIR\}/(\S+)\s+-o \S*/(\S+\.s)\s", text)]
     programs = [(source, name) for name, source in re.findall(r"add_executable\((\w+) EXCLUDE_FROM_ALL (\S+\.cc)\)", text)]
@@ -169,10 +172,15 @@ def lists(directory):
     return tests, shared, objects, programs, dict(reversed(own))
 
 
+def programs_in(args):
+    """A test finds its configuration in the sources by this name."""
+    return args.work / "hip-tests/build"
+
+
 def build(args):
     rocm = prefix(args)
     tests = args.work / "hip-tests/catch"
-    out = args.work / "out"
+    out = programs_in(args)
     common = flags(args, rocm)
     library = args.hip / "lib"
     host = out / "main"
@@ -189,6 +197,10 @@ def build(args):
         sources, helpers, objects, programs, own = lists(directory)
         special |= {directory / source: option for source, option in own.items()}
         (out / name).mkdir(exist_ok=True)
+        # What tests read while they run.
+        for part in re.findall(r"\$\{CMAKE_CURRENT_SOURCE_DIR\}/(\w+\.h|headers)$", (directory / "CMakeLists.txt").read_text(), re.M):
+            copy = shutil.copytree if (directory / part).is_dir() else shutil.copy
+            copy(directory / part, out / name / part, **({"dirs_exist_ok": True} if copy is shutil.copytree else {}))
         jobs += [(directory / source, out / name / pathlib.Path(source).stem, None) for source in sources]
         jobs += [(directory / source, out / name / target, options) for options, source, target in objects]
         jobs += [(directory / source, out / name / target, "main") for source, target in programs]
@@ -241,7 +253,7 @@ def test_names(args, program):
 
 def outcome(args, program, test):
     """`pass`, `fail`, `abort`, `timeout` or `skip`, and why."""
-    environment = dict(library(args), HK_EMU_ARCH=args.devices)
+    environment = dict(library(args), HK_EMU_ARCH=args.devices, ROCM_PATH=str(args.work / "rocm"))
     pattern = re.sub(r"([\\,\[\]])", r"\\\1", test)
     process = subprocess.Popen(
         [program, pattern], cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -276,13 +288,13 @@ def reason(output):
 
 
 def run_tests(args):
-    out = args.work / "out"
+    out = programs_in(args)
     never = disabled(args)
     jobs = []
     for name in args.directories:
         helpers = {target for _, target in lists(sources_of(args, name))[3]}
         for program in sorted((out / name).iterdir()):
-            if program.suffix or program.name in helpers or not os.access(program, os.X_OK):
+            if program.suffix or program.name in helpers or not program.is_file() or not os.access(program, os.X_OK):
                 continue
             jobs += [(name, program, test) for test in test_names(args, program) if args.filter in test]
 
