@@ -16,6 +16,9 @@
 #endif
 #include <hip/amd_detail/amd_device_functions.h>
 #include <hip/amd_detail/amd_math_functions.h>
+#if __has_include(<hip/amd_detail/amd_hip_unsafe_atomics.h>)
+#include <hip/amd_detail/amd_hip_unsafe_atomics.h>
+#endif
 
 #include <hip/amd_detail/amd_hip_atomic.h>
 #include <hip/driver_types.h>

@@ -259,11 +259,16 @@ impl Program {
         if !options.iter().any(|option| option.starts_with("--offload-arch=")) {
             command.arg(format!("--offload-arch={target}"));
         }
+        // With ROCm the compiler is in the program's process, so that what LLVM prints is the program's.
+        let prints = options.iter().any(|option| option.starts_with("-print-"));
         let output = path(if bitcode { "program.bc" } else { "program.s" });
         command.args(options).args(if bitcode { &["-emit-llvm", "-c"][..] } else { &["-S"] });
         command.arg(&source).arg("-o").arg(&output);
         let prefixes = [path("source"), path("include"), path("prelude")];
         run(&mut command, &prefixes, log)?;
+        if prints {
+            eprint!("{log}");
+        }
         if bitcode {
             return Ok(Compiled { bitcode: std::fs::read(output).map_err(broken)?, ..Compiled::default() });
         }
