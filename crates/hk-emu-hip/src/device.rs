@@ -213,9 +213,9 @@ impl Device {
             84 => int(self.memory_bytes()),    // TotalGlobalMem
             85 => 1,                           // UnifiedAddressing
             87 => int(self.arch.wave_size().into()), // WarpSize
-            88 | 90 => 1,                      // MemoryPools, HostRegister
+            88..=90 => 1,                      // MemoryPools, VirtualMemoryManagement, HostRegister
             10_000 | 10_017 => 100_000,        // ClockInstructionRate, WallClockRate
-            // What these devices have not: textures, cooperative launches on several devices, virtual memory management, ..
+            // What these devices have not: textures, cooperative launches on several devices, ..
             0..=91 | 10_001..=10_017 => 0,
             _ => return None,
         })

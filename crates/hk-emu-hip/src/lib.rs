@@ -28,6 +28,7 @@ mod stats;
 mod stream;
 mod time;
 mod unsupported;
+mod virtual_memory;
 mod volume;
 mod work;
 
@@ -36,7 +37,10 @@ pub fn supported() -> Vec<(&'static str, Vec<&'static str>)> {
     let group = |title, lists: &[&[&'static str]]| (title, lists.concat());
     vec![
         group("devices, contexts, errors", &[device::NAMES, device::MORE_NAMES]),
-        group("memory", &[memory::NAMES, volume::NAMES, pool::NAMES, managed::NAMES, ipc::NAMES]),
+        group(
+            "memory",
+            &[memory::NAMES, volume::NAMES, pool::NAMES, managed::NAMES, ipc::NAMES, virtual_memory::NAMES],
+        ),
         group("streams, events", &[stream::NAMES, stream::MORE_NAMES]),
         group("graphs, capture", &[capture::NAMES, graph_api::NAMES]),
         group("modules, launches", &[module::NAMES, module::MORE_NAMES]),

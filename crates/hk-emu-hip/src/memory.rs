@@ -61,17 +61,24 @@ pub(crate) enum Kind {
     ManagedGlobal(Arc<HostMemory>),
     /// Memory of the program's own.
     Registered,
+    /// Physical memory that is mapped.
+    Virtual,
 }
 
 impl Kind {
     fn on_host(&self) -> bool {
-        matches!(self, Kind::Registered) || self.host_memory().is_some()
+        matches!(self, Kind::Registered | Kind::Virtual) || self.host_memory().is_some()
     }
 
     fn host_memory(&self) -> Option<&Arc<HostMemory>> {
         match self {
             Kind::Host(memory) | Kind::Managed(memory) | Kind::ManagedGlobal(memory) => Some(memory),
-            Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened | Kind::Registered => None,
+            Kind::Device
+            | Kind::Graph
+            | Kind::Global(_)
+            | Kind::Opened
+            | Kind::Registered
+            | Kind::Virtual => None,
         }
     }
 }
@@ -131,7 +138,7 @@ pub(crate) fn available() -> u64 {
 /// refusing.
 const LARGE: u64 = 16 << 20;
 
-fn check_room(device: &Device, bytes: u64) -> Result {
+pub(crate) fn check_room(device: &Device, bytes: u64) -> Result {
     let left = device.memory_bytes().saturating_sub(device.used.load(Relaxed));
     let fits = bytes <= left && (bytes < LARGE || device.memory.is_some() || bytes < available());
     fits.then_some(()).ok_or(HipError::OUT_OF_MEMORY)
@@ -303,7 +310,8 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
                 let _ = device.machine.free(addr);
             }
         }
-        Kind::Global(_) => {}
+        // Mappings go when they are unmapped.
+        Kind::Global(_) | Kind::Virtual => {}
     }
 }
 
@@ -311,7 +319,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
 pub(crate) fn release_all(device: &Device) {
     let runtime = runtime();
     lock(&runtime.blocks).retain(|addr, block| {
-        let keep = block.device != device.ordinal;
+        let keep = block.device != device.ordinal || matches!(block.kind, Kind::Virtual);
         if !keep {
             release(runtime, *addr, block);
         }
@@ -515,6 +523,28 @@ pub(crate) fn close(base: u64) {
     }
 }
 
+/// Makes a mapping of physical memory known.
+pub(crate) fn add_virtual(addr: u64, size: u64, device: usize) {
+    lock(&runtime().blocks).insert(addr, Block { size, device, kind: Kind::Virtual, flags: 0 });
+}
+
+pub(crate) fn remove_virtual(addr: u64) {
+    lock(&runtime().blocks).remove(&addr);
+}
+
+/// Whether mappings that adjoin hold a range.
+fn is_mapped(addr: u64, bytes: u64) -> bool {
+    let blocks = lock(&runtime().blocks);
+    let (mut at, end) = (addr, addr + bytes);
+    while at < end {
+        match find(&blocks, at) {
+            Some((base, Block { size, kind: Kind::Virtual, .. })) => at = base + size,
+            _ => return false,
+        }
+    }
+    true
+}
+
 /// Registered host memory while a kernel may use it.
 pub(crate) struct Mapped {
     /// Address, and the contents before the launch.
@@ -598,7 +628,9 @@ fn side(addr: u64, bytes: u64) -> Result<Side> {
     }
     let runtime = runtime();
     if let Some((base, block)) = lookup(addr) {
-        if bytes > block.size - (addr - base) {
+        if bytes > block.size - (addr - base)
+            && !(matches!(block.kind, Kind::Virtual) && is_mapped(addr, bytes))
+        {
             say!(
                 "{bytes} bytes at {addr:#x} pass the end of an allocation of {} bytes at {base:#x}",
                 block.size
@@ -815,13 +847,13 @@ fn attributes(ptr: u64) -> PointerAttributes {
         return a;
     };
     a.memory_type = match block.kind {
-        Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened => memory_type::DEVICE,
+        Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened | Kind::Virtual => memory_type::DEVICE,
         Kind::Host(_) | Kind::Registered => memory_type::HOST,
         Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
     a.device = i32::try_from(block.device).unwrap_or(0);
     a.device_pointer = ptr;
-    a.host_pointer = if block.kind.on_host() { ptr } else { 0 };
+    a.host_pointer = if block.kind.on_host() && !matches!(block.kind, Kind::Virtual) { ptr } else { 0 };
     a.is_managed = (a.memory_type == memory_type::MANAGED).into();
     a.allocation_flags = block.flags;
     a

@@ -120,6 +120,7 @@ pub(crate) enum Tag {
     UserObject = 0x5b,
     Program = 0x5c,
     Link = 0x5d,
+    Physical = 0x5e,
 }
 
 impl Tag {

@@ -58,12 +58,9 @@ unsupported! {
     hipLaunchCooperativeKernelMultiDevice
     hipLaunchKernelExC hipLibraryGetKernel hipLibraryGetKernelCount hipLibraryLoadData hipLibraryLoadFromFile
     hipLibraryUnload hipLinkAddData hipLinkAddFile hipLinkComplete hipLinkCreate hipLinkDestroy
-    hipMalloc3DArray hipMemAddressFree hipMemAddressReserve hipMemAdvise_v2 hipMemCreate
-    hipMemExportToShareableHandle hipMemGetAccess hipMemGetAllocationGranularity
-    hipMemGetAllocationPropertiesFromHandle hipMemGetHandleForAddressRange hipMemImportFromShareableHandle
-    hipMemMap hipMemMapArrayAsync hipMemPoolExportPointer hipMemPoolExportToShareableHandle
-    hipMemPoolImportFromShareableHandle hipMemPoolImportPointer hipMemPrefetchAsync_v2 hipMemRelease
-    hipMemRetainAllocationHandle hipMemSetAccess hipMemUnmap hipMemcpy2DArrayToArray hipMemcpy2DFromArray
+    hipMalloc3DArray hipMemAdvise_v2 hipMemGetHandleForAddressRange hipMemMapArrayAsync hipMemPoolExportPointer
+    hipMemPoolExportToShareableHandle hipMemPoolImportFromShareableHandle hipMemPoolImportPointer
+    hipMemPrefetchAsync_v2 hipMemcpy2DArrayToArray hipMemcpy2DFromArray
     hipMemcpy2DFromArrayAsync_spt hipMemcpy2DFromArray_spt hipMemcpy2DToArray hipMemcpy2DToArrayAsync_spt
     hipMemcpy2DToArray_spt hipMemcpy3DBatchAsync hipMemcpy3DPeer hipMemcpy3DPeerAsync hipMemcpyAtoA
     hipMemcpyAtoD hipMemcpyAtoH hipMemcpyAtoHAsync hipMemcpyBatchAsync hipMemcpyDtoA hipMemcpyFromArray
