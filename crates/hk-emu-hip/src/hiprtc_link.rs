@@ -86,7 +86,20 @@ impl Link {
         let output = dir.path().join("linked.co");
         let mut command = Command::new(&clang.path);
         command.args(["--target=amdgcn-amd-amdhsa", "-fuse-ld=lld", "-flto", "-O3"]);
-        command.arg(format!("-mcpu={}", self.arch)).args(&self.options);
+        command.arg(format!("-mcpu={}", self.arch));
+        let mut options = self.options.iter();
+        while let Some(option) = options.next() {
+            // LLVM is in the linker here.
+            match (option.as_str(), options.as_slice().first()) {
+                ("-mllvm", Some(value)) => {
+                    command.args(["-Xlinker", "-mllvm", "-Xlinker", value]);
+                    options.next();
+                }
+                _ => {
+                    command.arg(option);
+                }
+            }
+        }
         for (i, bitcode) in lock(&self.inputs).iter().enumerate() {
             // By its name an input of the linker, which compiles all of them as one.
             let input = dir.path().join(format!("{i}.o"));

@@ -125,6 +125,16 @@ fn graphs() {
     }
 }
 
+#[test]
+fn virtual_memory() {
+    let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
+    let program = compiled("virtual_memory.hip", dir.path(), runtime.path());
+    for devices in ["gfx942*2", "gfx950*2"] {
+        let output = run(&program, &[], devices, runtime.path());
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{devices}");
+    }
+}
+
 /// What `printf.hip` prints up to its own kernels; buffered `printf` gives 0.
 fn greetings(counted: bool) -> String {
     let line = |place, block, thread, half, letter| {

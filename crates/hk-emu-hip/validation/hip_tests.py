@@ -37,7 +37,7 @@ HIP_VERSION = (6, 3, 0)
 DIRECTORIES = ["graph", "stream", "event", "errorHandling", "memory", "device", "module"]
 DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread", "assertion", "context", "executionControl", "kernel"]
 DIRECTORIES += ["launchBounds", "multiThread", "printf", "syncthreads", "threadfence", "warp", "multiproc"]
-DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc"]
+DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc", "virtualMemoryManagement", "atomics", "deviceLib"]
 
 
 def run(command, **options):
@@ -142,7 +142,7 @@ def flags(args, rocm):
     common = ["-x", "hip", f"--offload-arch={args.arch}", f"--rocm-path={rocm}", "-mcode-object-version=5", "-O1", "-w"]
     common += ["-std=c++17", "-D__HIP_PLATFORM_AMD__"]
     # What newer compilers, and newer API headers, no longer define.
-    common += ["-D__AMDGCN_WAVEFRONT_SIZE=64", "-DDEPRECATED(message)="]
+    common += ["-D__AMDGCN_WAVEFRONT_SIZE=64", "-DDEPRECATED(message)=", "-DrequestedHandleTypes=requestedHandleType"]
     common += [f'-DKERNELS_PATH="{tests}/kernels/"']
     for part in ("include", "kernels", "external/Catch2", "external/picojson"):
         common += ["-I", tests / part]

@@ -17,6 +17,11 @@ int hiprtcGetCodeSize(Handle, size_t *);
 int hiprtcGetCode(Handle, char *);
 int hiprtcGetBitcodeSize(Handle, size_t *);
 int hiprtcGetBitcode(Handle, char *);
+int hiprtcLinkCreate(unsigned, int *, void **, Handle *);
+int hiprtcLinkAddData(Handle, int, void *, size_t, const char *, unsigned, int *, void **);
+int hiprtcLinkAddFile(Handle, int, const char *, unsigned, int *, void **);
+int hiprtcLinkComplete(Handle, void **, size_t *);
+int hiprtcLinkDestroy(Handle);
 const char *hiprtcGetErrorString(int);
 int hipModuleLoadData(Handle *, const void *);
 int hipModuleGetFunction(Handle *, Handle, const char *);
@@ -91,11 +96,55 @@ static int errors(void) {
     return 0;
 }
 
+// A kernel and the function that it calls, compiled apart.
+static int linked(void) {
+    enum { OPTIONS = 10000, COUNT = 10001, OBJECT = 3, BITCODE = 100 };
+    const char *sources[] = {
+        "__device__ int thrice(int x);\nextern \"C\" __global__ void parts(int *y) { y[threadIdx.x] = thrice(threadIdx.x); }\n",
+        "__device__ int thrice(int x) { return FACTOR * x; }\n",
+    };
+    const char *options[] = {"-fgpu-rdc", "-DFACTOR=3"}, *compiler[] = {"-mllvm", "-inline-threshold=1"};
+    int names[] = {OPTIONS, COUNT};
+    void *values[] = {compiler, (void *)2};
+    Handle link, module, function, none = NULL;
+    void *code = NULL, *y;
+    size_t bytes, linked;
+    CHECK(hiprtcLinkCreate(2, names, values, &link));
+    for (int i = 0; i < 2; i++) {
+        Handle program;
+        CHECK(hiprtcCreateProgram(&program, sources[i], "part.cu", 0, NULL, NULL));
+        CHECK(hiprtcCompileProgram(program, 2, options));
+        CHECK(hiprtcGetBitcodeSize(program, &bytes));
+        char *bitcode = malloc(bytes);
+        CHECK(hiprtcGetBitcode(program, bitcode));
+        CHECK(hiprtcDestroyProgram(&program));
+        if (i == 1) WANT(100, hiprtcLinkComplete(link, &code, &linked)); // `thrice` is undefined
+        CHECK(hiprtcLinkAddData(link, BITCODE, bitcode, bytes, "part", 0, NULL, NULL));
+        WANT(3, hiprtcLinkAddData(link, OBJECT, bitcode, bytes, "part", 0, NULL, NULL));
+        free(bitcode);
+    }
+    WANT(3, hiprtcLinkAddData(link, BITCODE, NULL, 8, "part", 0, NULL, NULL));
+    WANT(2, hiprtcLinkAddFile(link, BITCODE, "no/such/file", 0, NULL, NULL));
+    WANT(3, hiprtcLinkComplete(none, &code, &linked));
+    CHECK(hiprtcLinkComplete(link, &code, &linked));
+    CHECK(hipModuleLoadData(&module, code));
+    CHECK(hiprtcLinkDestroy(link));
+    WANT(3, hiprtcLinkDestroy(link));
+    int host[64];
+    CHECK(hipMalloc(&y, sizeof host));
+    CHECK(hipModuleGetFunction(&function, module, "parts"));
+    CHECK(hipModuleLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, NULL, (void *[]){&y}, NULL));
+    CHECK(hipMemcpy(host, y, sizeof host, 2));
+    for (int i = 0; i < 64; i++)
+        if (host[i] != 3 * i) return printf("%d: %d\n", i, host[i]), 1;
+    return 0;
+}
+
 int main(void) {
     int major = 0, minor = -1;
     CHECK(hiprtcVersion(&major, &minor));
     if (major != 6 || minor < 0) return 1;
-    if (errors()) return 1;
+    if (errors() || linked()) return 1;
     Handle program;
     const char *header = "template <class T> __device__ T together(T a, T b) { return a + b; }\n", *name = "parts/add.h";
     CHECK(hiprtcCreateProgram(&program, source, "kernels.cu", 1, &header, &name));
