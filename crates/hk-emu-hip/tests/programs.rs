@@ -129,7 +129,7 @@ fn graphs() {
 fn virtual_memory() {
     let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
     let program = compiled("virtual_memory.hip", dir.path(), runtime.path());
-    for devices in ["gfx942*2", "gfx950*2"] {
+    for devices in ["gfx942*2?memory=64M", "gfx950*2?memory=64M"] {
         let output = run(&program, &[], devices, runtime.path());
         assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{devices}");
     }
