@@ -223,13 +223,7 @@ impl Program {
         let mut command = Command::new(&clang.path);
         // Objects that are linked differ in their id, which is a symbol.
         command.arg(if bitcode { "-fuse-cuid=hash" } else { "-fuse-cuid=none" });
-        command.args([
-            "-x",
-            "hip",
-            "--offload-device-only",
-            "--no-gpu-bundle-output",
-            "-O3",
-        ]);
+        command.args(["-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-O3"]);
         command.args(["-D__HIPCC_RTC__=1", "-D__HIP_PLATFORM_AMD__=1"]);
         // The program's own headers stand before both of these.
         let prelude = match rocm() {
