@@ -37,7 +37,7 @@ HIP_VERSION = (6, 3, 0)
 DIRECTORIES = ["graph", "stream", "event", "errorHandling", "memory", "device", "module"]
 DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread", "assertion", "context", "executionControl", "kernel"]
 DIRECTORIES += ["launchBounds", "multiThread", "printf", "syncthreads", "threadfence", "warp", "multiproc"]
-DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc", "virtualMemoryManagement", "atomics", "deviceLib"]
+DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc", "virtualMemoryManagement", "atomics"]
 
 
 def run(command, **options):
