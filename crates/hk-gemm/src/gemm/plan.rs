@@ -103,13 +103,10 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
             }
             _ => {
                 let info = stream.device().info();
+                let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(info.arch, sizes);
                 let (precision, sizes) = (eligible.family.precision, [batch, m, columns, k]);
                 let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None };
-                bulk = if wanted.is_none() && !to.atomic() && self.has_bulk(job.info.arch, sizes) {
-                    job.bulk()
-                } else {
-                    None
-                };
+                bulk = if has_bulk { job.bulk() } else { None };
                 bulk.map_or_else(|| job.choose(&eligible), |(config, _)| config)
             }
         };
