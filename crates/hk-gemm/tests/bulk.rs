@@ -1,5 +1,6 @@
 //! Sizes whose GEMM, on sm_90a, is by bulk tensor copies: each width of a block, tails of M, N and K, rows with room between them,
-//! epilogues. Operands are small integers, whose sums are exact. Elsewhere other kernels answer, of the smaller sizes.
+//! epilogues. Operands are small integers, whose sums are exact.
+//! Elsewhere other kernels answer, of the smaller sizes.
 
 use hk_core::{bf16, f16};
 use hk_gemm::{Activation, FloatView, Gemm};
@@ -48,6 +49,10 @@ macro_rules! agrees_with_exact_sums {
                         .unwrap();
                     let got = stream.download(&y).unwrap();
                     for (r, got) in got.chunks_exact(n).enumerate() {
+                        // Of many rows some, and the last.
+                        if m > 130 && r % 29 != 3 && r + 2 < m {
+                            continue;
+                        }
                         let a = &a[r * stride..][..k];
                         for (c, (&got, w)) in got.iter().zip(w.chunks_exact(k)).enumerate() {
                             let sum: i32 = a.iter().zip(w).map(|(a, w)| a * w).sum();
