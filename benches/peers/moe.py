@@ -160,13 +160,18 @@ if triton:
 
     @triton.jit
     def _product(
-        sums, a, w, a_scale, w_scale, row, listed, n, inside, k, K, FORMAT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+        sums, a, w, a_scale, w_scale, row, listed, n, inside, k, K, FORMAT: tl.constexpr, SUMS: tl.constexpr,
+        BN: tl.constexpr, BK: tl.constexpr,
     ):
         b = _weights(w, w_scale, n, inside, k, K, FORMAT, BN, BK)
         if FORMAT == "blocks":
             of_a = tl.load(a_scale + row * (K // 128) + k // 128, listed, 0.0)
             of_w = tl.load(w_scale + n // 128 * (K // 128) + k // 128, inside, 0.0)
-            return sums + tl.dot(a, b) * of_a[:, None] * of_w[None, :]
+            if SUMS == "bf16":
+                part = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+            else:
+                part = tl.dot(a, b)
+            return sums + part * of_a[:, None] * of_w[None, :]
         return tl.dot(a, b, sums)
 
     _CONFIGS = [
@@ -179,12 +184,12 @@ if triton:
         wanted = [c for c in configs if kwargs["FORMAT"] != "blocks" or c.kwargs["BK"] == 128]
         return wanted if kwargs["BM"] > 16 else [c for c in wanted if c.kwargs["BN"] < 128]
 
-    @triton.autotune(_CONFIGS, key=["N", "K", "gates", "BM", "FORMAT"], prune_configs_by={"early_config_prune": _prune})
+    @triton.autotune(_CONFIGS, key=["N", "K", "gates", "BM", "FORMAT", "SUMS"], prune_configs_by={"early_config_prune": _prune})
     @triton.jit
     def _experts(
         a, w, a_scale, w_scale, bias, weight, slots, tile_expert, y, N, K, gates, experts, w_step, scale_step,
         PER: tl.constexpr, GATED: tl.constexpr, OAI: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+        SUMS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ):
         """Rows of y for the gates of a tile: N columns, of a gated GEMM from 2 N rows of w."""
         n_tiles = tl.cdiv(N, BN)
@@ -206,9 +211,9 @@ if triton:
         for k in range(0, K, BK):
             at = k + tl.arange(0, BK)
             rows = tl.load(a + row[:, None] * K + at[None, :], listed[:, None] & (at < K)[None, :], 0.0)
-            sums = _product(sums, rows, w, a_scale, w_scale, row, listed, first, inside, k, K, FORMAT, BN, BK)
+            sums = _product(sums, rows, w, a_scale, w_scale, row, listed, first, inside, k, K, FORMAT, SUMS, BN, BK)
             if GATED:
-                values = _product(values, rows, w, a_scale, w_scale, row, listed, second, inside, k, K, FORMAT, BN, BK)
+                values = _product(values, rows, w, a_scale, w_scale, row, listed, second, inside, k, K, FORMAT, SUMS, BN, BK)
         if HAS_BIAS:
             bias += expert * N * (2 if GATED else 1)
             sums += tl.load(bias + first, inside, 0.0)[None, :]
@@ -264,7 +269,7 @@ def lists(ids, experts, block):
     return slots, expert.int()
 
 
-def fused(layer, **o):
+def fused(layer, sums, **o):
     x, tokens = o["x"], o["x"].shape[0]
     ids, chosen = layer.choose(o["logits"])
     mean = tokens * layer.k // layer.experts
@@ -291,7 +296,7 @@ def fused(layer, **o):
         _experts[grid](
             a, w, a_scale, w_scale, w if bias is None else bias, weight, slots, expert, y, n, k, gates, w.shape[0],
             w.stride(0), 0 if scale is None else scale.stride(0), PER=gates // a.shape[0], GATED=gated,
-            OAI=gated and layer.oai, HAS_BIAS=bias is not None, FORMAT=layer.format, BM=rows,
+            OAI=gated and layer.oai, HAS_BIAS=bias is not None, FORMAT=layer.format, SUMS=sums, BM=rows,
         )
         return y
 
@@ -320,5 +325,7 @@ def fused_moe(operands, scalars):
     of_experts = [(ids == expert).nonzero(as_tuple=True) for expert in range(layer.experts)]
     functions = {"torch": functools.partial(loop, layer, of_experts)}
     if triton:
-        functions["triton"] = functools.partial(fused, layer)
+        # fp8's warpgroup instructions sum some 14 bits; products of bf16 are those of fp8, exactly.
+        names = {"triton": "bf16", "triton_fp8": "fp8"} if layer.format == "blocks" else {"triton": ""}
+        functions |= {name: functools.partial(fused, layer, sums) for name, sums in names.items()}
     return functools.partial(reference, layer, operands["x"].dtype), functions

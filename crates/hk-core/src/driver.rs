@@ -1,7 +1,8 @@
 //! What a device driver provides, modelled on the HIP module API.
 
 use crate::device::DeviceInfo;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::launch::TensorMap;
 use crate::shared::RAW_BYTES;
 use hk_codeobj::Kernel as KernelInfo;
 use std::any::Any;
@@ -116,6 +117,11 @@ pub(crate) trait Driver: Any + Send + Sync {
     fn query(&self, event: &Handle) -> Result<bool>;
     fn synchronize_event(&self, event: &Handle) -> Result<()>;
     fn elapsed(&self, from: &Handle, to: &Handle) -> Result<Duration>;
+
+    /// A CUtensorMap, by drivers that have them.
+    fn tensor_map(&self, op: &'static str, _tensor: &TensorMap) -> Result<[u64; 16]> {
+        Err(Error::unsupported(op, "bulk tensor copies", "only Hopper GPUs have them"))
+    }
 
     fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle>;
     fn function(&self, module: &Handle, symbol: &str) -> Result<Handle>;

@@ -2,7 +2,7 @@
 
 use crate::buffer::DeviceBuffer;
 use crate::driver::Dispatch;
-use crate::dtype::Element;
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::global::GlobalLayout;
 use crate::module::{Kernel, LoadedKernel};
@@ -69,6 +69,23 @@ impl LaunchConfig {
     pub const fn with_dynamic_lds(self, bytes: usize) -> Self {
         Self { dynamic_lds: bytes, ..self }
     }
+}
+
+/// A tensor as bulk tensor copies of NVIDIA's Hopper read it, in boxes whose rows of 128 bytes are swizzled: hk/tensor_map.h.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorMap<'a> {
+    /// `bf16` or `f16`.
+    pub dtype: DType,
+    /// Its address; on 16 bytes.
+    pub data: u64,
+    /// Its sizes in elements, the contiguous axis first; up to five.
+    pub sizes: &'a [u64],
+    /// Strides of the other axes, in bytes; multiples of 16.
+    pub strides: &'a [u64],
+    /// Sizes of a box: up to 128 bytes of the contiguous axis, up to 256 elements of another.
+    pub tile: &'a [u32],
+    /// L2 reads 256 bytes of a row at a time, rather than 128.
+    pub long_reads: bool,
 }
 
 /// A launch in preparation: the only way from a tensor to the [`GlobalLayout`] that a kernel takes, so that the stream
@@ -187,6 +204,27 @@ impl<'a> Launch<'a> {
         tensor: Option<&mut TensorViewMut<'t, T>>,
     ) -> Result<GlobalLayout> {
         tensor.map_or(Ok(GlobalLayout::ABSENT), |t| self.output(arg, t))
+    }
+
+    /// What a kernel takes for bulk tensor copies of a tensor whose address this launch has given: `hk::TensorMap` of hk/tensor_map.h.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on devices without bulk tensor copies, and for other dtypes than 16-bit floats; [`Error::Argument`] for
+    /// other numbers of axes than two to five, or sizes, strides or a box of another number; [`Error::Driver`] for values that the
+    /// driver refuses.
+    pub fn tensor_map(&self, arg: &'static str, tensor: &TensorMap) -> Result<[u64; 16]> {
+        let axes = tensor.sizes.len();
+        if !(2..=5).contains(&axes) || tensor.strides.len() != axes - 1 || tensor.tile.len() != axes {
+            let got =
+                format!("{axes} sizes, {} strides, a box of {}", tensor.strides.len(), tensor.tile.len());
+            return Err(Error::argument(
+                self.op,
+                arg,
+                got,
+                "two to five axes, a stride for each but the first, a box of them",
+            ));
+        }
+        self.stream.driver().tensor_map(self.op, tensor)
     }
 
     /// Queues the kernel and returns. A failure while it runs is reported by the stream's next synchronising call.

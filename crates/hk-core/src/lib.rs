@@ -48,7 +48,7 @@ pub use host::HostBuffer;
 pub use index::IndexView;
 #[cfg(feature = "emu")]
 pub use launch::{HostAccess, HostWork};
-pub use launch::{Launch, LaunchConfig};
+pub use launch::{Launch, LaunchConfig, TensorMap};
 pub use layout::{Layout, Rows};
 pub use module::{CodeObjects, Kernel, LoadedKernel};
 pub use params::KernelRef;

@@ -5,6 +5,7 @@ mod common;
 mod mixed;
 
 mod a16w16_a8w8;
+mod bulk;
 mod choices;
 mod corners;
 mod dual;

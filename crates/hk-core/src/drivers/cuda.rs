@@ -10,7 +10,9 @@ use super::gpu::{
 };
 use crate::device::DeviceInfo;
 use crate::driver::{Dependency, Dispatch, Driver, Handle};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::launch::TensorMap;
 use crate::shared::RAW_BYTES;
 use cudarc::driver::sys as cuda;
 use hk_codeobj::{Arch, Kernel as KernelInfo};
@@ -46,6 +48,10 @@ type RawGraphExec = cuda::CUgraphExec;
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct IpcHandle([u8; RAW_BYTES]);
+
+/// `CUtensorMap`.
+#[repr(C, align(64))]
+struct RawTensorMap([u64; 16]);
 
 /// Declares the calls that this driver makes, looked up by name.
 macro_rules! api {
@@ -111,6 +117,9 @@ api! {
     set_function_attribute = "cuFuncSetAttribute": fn(RawFunction, c_int, c_int);
     launch = "cuLaunchKernel": fn(
         RawFunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, RawStream, *mut *mut c_void, *mut *mut c_void
+    );
+    tensor_map = "cuTensorMapEncodeTiled": fn(
+        *mut RawTensorMap, c_uint, c_uint, Address, *const u64, *const u64, *const u32, *const u32, c_uint, c_uint, c_uint, c_uint
     );
     begin_capture = "cuStreamBeginCapture_v2": fn(RawStream, c_int);
     end_capture = "cuStreamEndCapture": fn(RawStream, *mut RawGraph);
@@ -581,6 +590,41 @@ impl Driver for Cuda {
         (info.lds_bytes, info.scratch_bytes) = (lds, local);
         info.max_threads = info.max_threads.min(threads);
         Ok(())
+    }
+
+    fn tensor_map(&self, op: &'static str, tensor: &TensorMap) -> Result<[u64; 16]> {
+        use cuda::CUtensorMapDataType_enum as Type;
+        if !matches!(self.info.arch, Arch::Sm90a) {
+            return Err(Error::unsupported(op, "bulk tensor copies", "only Hopper GPUs have them"));
+        }
+        let dtype = match tensor.dtype {
+            DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            other => return Err(Error::unsupported(op, other, "bulk tensor copies are of 16-bit floats")),
+        };
+        let long = cuda::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+        let short = cuda::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+        let mut map = RawTensorMap([0; 16]);
+        // SAFETY: `Launch::tensor_map` has checked that the lists are as long as there are axes; the driver writes the map, and reads no
+        // memory of the device.
+        let code = unsafe {
+            (self.api.tensor_map)(
+                &mut map,
+                dtype as c_uint,
+                tensor.sizes.len() as c_uint,
+                tensor.data,
+                tensor.sizes.as_ptr(),
+                tensor.strides.as_ptr(),
+                tensor.tile.as_ptr(),
+                [1; 5].as_ptr(),
+                cuda::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE as c_uint,
+                cuda::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B as c_uint,
+                if tensor.long_reads { long } else { short } as c_uint,
+                cuda::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as c_uint,
+            )
+        };
+        check(self.api, "cuTensorMapEncodeTiled", code, || format!("{op}: {tensor:?}"))?;
+        Ok(map.0)
     }
 
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()> {

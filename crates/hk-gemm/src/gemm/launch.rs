@@ -4,16 +4,18 @@ use super::check::{Checked, Sizes};
 use super::desc::{Accumulate, Destination, GemmDesc, GroupScales, Grouping};
 use super::operands::MxScaleView;
 use super::params::{
-    BlockParams, BlockScale, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand, Output,
-    Params, ReduceParams,
+    BlockParams, BlockScale, BulkParams, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand,
+    Output, Params, ReduceParams,
 };
 use super::plan::{Plan, outputs};
-use super::select::GemmTile;
-use super::table::{Kernels, TileKernel};
+use super::select::{GemmTile, STAGE_BYTES};
+use super::table::{Kernels, TileKernel, bulk_kernel};
+use crate::kernels::hk::TensorMap as HkTensorMap;
 use bytemuck::{Pod, Zeroable};
 use hk_core::quant::BlockRule;
 use hk_core::{
-    Element, Error, Float, Kernel, KernelRef, Launch, LaunchConfig, Result, Stream, TensorView, TensorViewMut,
+    Element, Error, Float, Kernel, KernelRef, Launch, LaunchConfig, Result, Stream, TensorMap, TensorView,
+    TensorViewMut,
 };
 
 /// What an epilogue does with sums: `StoreMode` in `hip/include/gemm/args.h`.
@@ -132,6 +134,11 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
         // the kernel bounds its accesses by; the workspace has room for as many slices.
         unsafe {
             match (&args, &plan.eligible.family.kernels) {
+                (KernelArgs::Plain(params), Kernels::Params(_)) if plan.bulk => {
+                    let kernel = bulk_kernel(A::DTYPE, tile).ok_or_else(|| self.no_kernel())?;
+                    let params = self.bulk_params(&launch, params, plan)?;
+                    launch.run(&stream.kernel(kernel)?, grid, &params)
+                }
                 (KernelArgs::Plain(params), Kernels::Params(rows)) => {
                     launch.run(&self.kernel(stream, rows, tile, sizes.k)?, grid, params)
                 }
@@ -144,6 +151,39 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
                 _ => Err(self.no_kernel()),
             }
         }
+    }
+
+    /// The parameters of kernels by bulk tensor copies.
+    fn bulk_params(&self, launch: &Launch, params: &Params, plan: &Plan) -> Result<BulkParams> {
+        let columns = STAGE_BYTES * 2 / size_of::<A>();
+        let (rows, width) = (plan.config.tile.shape().0 as u32, plan.tile_n as u32);
+        let Params { a, w, grid, .. } = params;
+        let (k, stride) =
+            (u64::from(grid.k_bytes) / size_of::<A>() as u64, [a, w].map(|x| x.layout.row as u64));
+        let of_a = TensorMap {
+            dtype: A::DTYPE,
+            data: a.data,
+            sizes: &[k, u64::from(a.rows)],
+            strides: &stride[..1],
+            tile: &[columns as u32, rows],
+            long_reads: false,
+        };
+        // `WarpgroupRows::of_mma` in `hk/warpgroup.h`.
+        let of_w = TensorMap {
+            data: w.data,
+            sizes: &[k, 2, 4, 2, u64::from(w.rows) / 16],
+            strides: &[1, 4, 2, 16].map(|rows| rows * stride[1]),
+            tile: &[columns as u32, 2, 4, 2, width / 16],
+            long_reads: true,
+            ..of_a
+        };
+        let map = |arg, tensor| Ok::<_, Error>(HkTensorMap { word: launch.tensor_map(arg, tensor)? });
+        Ok(BulkParams {
+            a: map(self.a.name, &of_a)?,
+            w: map(self.w.name, &of_w)?,
+            gemm: *params,
+            pad: [0; 7],
+        })
     }
 
     /// For parameters that no kernel of the family takes.

@@ -1,8 +1,9 @@
 //! Kernel arguments, generated from `hip/include/gemm/args.h`, and how they follow from tensors.
 
 pub use crate::kernels::gemm::{
-    BlockParams, BlockScale, DualParamsBlockParams as BlockAndPlain, DualParamsMixedParams as MixedAndPlain,
-    Epilogue, Fusion, Grid, Groups, MixedParams, MxScale, Operand, Params, QuantXParams, Term,
+    BlockParams, BlockScale, BulkParams, DualParamsBlockParams as BlockAndPlain,
+    DualParamsMixedParams as MixedAndPlain, Epilogue, Fusion, Grid, Groups, MixedParams, MxScale, Operand,
+    Params, QuantXParams, Term,
 };
 use crate::kernels::hk::RowLayout;
 pub use crate::kernels::reduce::Params as ReduceParams;

@@ -32,6 +32,8 @@ pub struct Plan {
     /// Columns of a tile.
     pub tile_n: usize,
     pub blocks: usize,
+    /// By bulk tensor copies.
+    pub bulk: bool,
 }
 
 /// The configuration of batch-invariant calls: nothing of it follows from M or the batch.
@@ -87,6 +89,7 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
             None if to.atomic() => MOST_ATOMIC_SPLITS,
             None => room.clamp(1, MOST_SPLITS),
         };
+        let mut bulk = None;
         let mut config = match self.options {
             super::desc::GemmOptions { config: Some(config), .. } => {
                 check_config(self.op, config, &eligible, vectorized)?;
@@ -100,9 +103,11 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
             }
             _ => {
                 let info = stream.device().info();
+                let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(info.arch, sizes);
                 let (precision, sizes) = (eligible.family.precision, [batch, m, columns, k]);
                 let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None };
-                job.choose(&eligible)
+                bulk = if has_bulk { job.bulk() } else { None };
+                bulk.map_or_else(|| job.choose(&eligible), |(config, _)| config)
             }
         };
         config.splits = wanted.unwrap_or(config.splits);
@@ -113,6 +118,7 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
         let (tile_m, most) = config.tile.shape();
         let tile_n = match eligible.family.variant {
             Variant::Gated => most,
+            _ if bulk.is_some() => bulk.map_or(most, |(_, width)| width),
             _ => config.tile.width(stream.device().info(), eligible.family.precision, [slices, m, columns]),
         };
         let (m_tiles, n_tiles) = (m.div_ceil(tile_m), columns.div_ceil(tile_n));
@@ -120,7 +126,17 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
         if blocks > LIMIT {
             return Err(Error::too_large(self.op, self.y, format!("{blocks} tiles"), LIMIT as u64));
         }
-        Ok(Plan { eligible, config, splits, split_bytes: self.bytes(each), m_tiles, n_tiles, tile_n, blocks })
+        Ok(Plan {
+            eligible,
+            config,
+            splits,
+            split_bytes: self.bytes(each),
+            m_tiles,
+            n_tiles,
+            tile_n,
+            blocks,
+            bulk: bulk.is_some(),
+        })
     }
 }
 

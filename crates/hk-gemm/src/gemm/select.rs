@@ -530,6 +530,41 @@ impl Job<'_> {
         few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
     }
 
+    /// The tile, and its columns, with which a GEMM by bulk tensor copies takes the shortest time; `None` where skinny tiles or split-K serve
+    /// few outputs better. For GEMMs that [`bulk_kernel`](super::table::bulk_kernel) serves.
+    pub fn bulk(&self) -> Option<(GemmConfig, usize)> {
+        // Nanoseconds of a stage of 64 columns of K, by slopes over K on an H100, where a block has an SM to itself.
+        const TILES: [(GemmTile, usize, usize); 7] = [
+            (GemmTile::T64x64, 64, 205),
+            (GemmTile::T128x128, 64, 262),
+            (GemmTile::T128x128, 96, 297),
+            (GemmTile::T128x128, 128, 356),
+            (GemmTile::T128x256, 192, 505),
+            (GemmTile::T128x256, 224, 545),
+            (GemmTile::T128x256, 256, 584),
+        ];
+        // Prologue and epilogue of a block.
+        const ENDS: usize = 5000;
+        let ([_, m, n, k], cus) = (self.sizes, (self.info.compute_units as usize).max(1));
+        // 64 x 64 by all of two blocks an SM, which split-K fills, were as fast up to 32 rows.
+        if m <= 32 {
+            return None;
+        }
+        let blocks = |tile: GemmTile, width| m.div_ceil(tile.shape().0).saturating_mul(n.div_ceil(width));
+        let time = |&(tile, width, stage): &(GemmTile, usize, usize)| {
+            let stages = self.precision.bytes(k).div_ceil(2 * STAGE_BYTES);
+            blocks(tile, width)
+                .div_ceil(cus)
+                .saturating_mul(stages.saturating_mul(stage).saturating_add(ENDS))
+        };
+        // Blocks of 128 rows would copy and multiply rows that are not there.
+        let fits = |&&(tile, ..): &&(GemmTile, usize, usize)| m > 64 || tile == GemmTile::T64x64;
+        let &(tile, width, _) = TILES.iter().filter(fits).min_by_key(|tile| time(tile))?;
+        // With fewer, slices of K.
+        let few = blocks(tile, width).saturating_mul(5) < cus;
+        (!few).then_some((GemmConfig { tile, splits: 1, group: 2048 / tile.shape().0 }, width))
+    }
+
     /// Whether a tile serves these rows, and not only if options ask for it.
     fn considers(&self, tile: GemmTile, eligible: &Eligible) -> bool {
         let family = eligible.family;
@@ -797,6 +832,45 @@ mod tests {
         assert_eq!(wide(256, 6144, 4096), None);
         // Only kernels of 16-bit floats have narrower blocks.
         assert_eq!(GemmTile::T128x256.width(&info, Precision::I8, [1, 512, 6144]), 256);
+    }
+
+    /// The tiles by bulk tensor copies that were the fastest on an H100, or within 4 % of it.
+    #[test]
+    fn the_choice_with_bulk_copies() {
+        let mut info = Device::open("emu:gfx942").unwrap().info().clone();
+        (info.arch, info.compute_units) = (Arch::Sm90a, 132);
+        let choose = |[m, n, k]: [usize; 3]| {
+            let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
+            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            job.bulk().map(|(config, width)| (config.tile, width))
+        };
+        let (low, middle, wide) = (GemmTile::T64x64, GemmTile::T128x128, GemmTile::T128x256);
+        for (size, fastest) in [
+            ([64, 6144, 4096], (low, 64)),
+            ([64, 2048, 4096], (low, 64)),
+            ([128, 4096, 14336], (low, 64)),
+            ([256, 2048, 4096], (low, 64)),
+            ([128, 6144, 4096], (middle, 64)),
+            ([256, 4096, 14336], (middle, 64)),
+            ([1024, 1024, 1024], (middle, 64)),
+            ([256, 6144, 4096], (middle, 96)),
+            ([512, 4096, 14336], (middle, 128)),
+            ([512, 6144, 4096], (wide, 192)),
+            ([1024, 6144, 4096], (wide, 192)),
+            ([128, 28672, 4096], (wide, 224)),
+            ([256, 28672, 4096], (wide, 224)),
+            ([512, 28672, 4096], (wide, 224)),
+            ([1024, 4096, 14336], (wide, 256)),
+            ([2048, 6144, 4096], (wide, 256)),
+            ([2048; 3], (wide, 256)),
+            ([4096; 3], (wide, 256)),
+            ([8192; 3], (wide, 256)),
+        ] {
+            assert_eq!(choose(size), Some(fastest), "{size:?}");
+        }
+        // Few rows, and few blocks, which slices of K serve.
+        assert_eq!(choose([32, 6144, 4096]), None);
+        assert_eq!(choose([64, 1024, 16384]), None);
     }
 
     /// The measured best on an H200 for large GEMMs and up to 16 rows; otherwise what needs less L2 bandwidth.

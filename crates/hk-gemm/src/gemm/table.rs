@@ -2,7 +2,9 @@
 //!
 //! Dispatch, [`gemm_workspace`](crate::gemm_workspace), `hk inspect` and the tests read this table and nothing else.
 
-use super::params::{BlockAndPlain, BlockParams, MixedAndPlain, MixedParams, Params, QuantXParams};
+use super::params::{
+    BlockAndPlain, BlockParams, BulkParams, MixedAndPlain, MixedParams, Params, QuantXParams,
+};
 use super::select::GemmTile;
 use hk_core::{DType, KernelRef};
 
@@ -391,6 +393,20 @@ static FAMILIES: &[&[Family]] = &[
     fp4_beside!(Bf16, "bf16"),
     fp4_beside!(F16, "f16"),
 ];
+
+/// The kernels of 16-bit floats whose loads are bulk tensor copies, in code objects for sm_90a: those of `Variant::Plain` for one output,
+/// whole K, N a multiple of 16. See `hip/include/gemm/bulk.h`.
+pub fn bulk_kernel(dtype: DType, tile: GemmTile) -> Option<KernelRef<BulkParams>> {
+    match (dtype, tile) {
+        (DType::Bf16, GemmTile::T64x64) => Some(const { BulkParams::kernel("gemm_bf16_64x64_bulk") }),
+        (DType::Bf16, GemmTile::T128x128) => Some(const { BulkParams::kernel("gemm_bf16_128x128_bulk") }),
+        (DType::Bf16, GemmTile::T128x256) => Some(const { BulkParams::kernel("gemm_bf16_128x256_bulk") }),
+        (DType::F16, GemmTile::T64x64) => Some(const { BulkParams::kernel("gemm_f16_64x64_bulk") }),
+        (DType::F16, GemmTile::T128x128) => Some(const { BulkParams::kernel("gemm_f16_128x128_bulk") }),
+        (DType::F16, GemmTile::T128x256) => Some(const { BulkParams::kernel("gemm_f16_128x256_bulk") }),
+        _ => None,
+    }
+}
 
 /// Most rows of a tile whose rows choose their matrix: groups begin on multiples of it.
 pub(crate) const GROUPED_ROWS: usize = 128;

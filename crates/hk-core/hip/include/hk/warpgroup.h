@@ -12,6 +12,7 @@
 #include <hk/global.h>
 #include <hk/mma.h>
 #include <hk/pipeline.h>
+#include <hk/tensor_map.h>
 #include <hk/types.h>
 #include <hk/wave.h>
 
@@ -63,6 +64,32 @@ class SplitBarrier {
     /// A phase ends when `waves` have arrived. By one thread; a block barrier follows.
     HK_FN void init(u32 waves) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(address()), "r"(waves) : "memory");
+    }
+    /// Makes initialized barriers visible to bulk copies; a block barrier follows.
+    HK_FN static void publish() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+    /// Arrives, and lets the phase last until `bytes` bytes have been copied. By one thread.
+    HK_FN void expect(u32 bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                     :
+                     : "r"(address()), "r"(bytes)
+                     : "memory");
+    }
+    /// Bulk copy of rows from (column, row) on to LDS, which this barrier expects. By one thread.
+    HK_FN void copy_rows(void *to, const TensorMap &from, u32 column, u32 row) {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+            :
+            : "r"(detail::lds_address(to)), "l"(&from), "r"(address()), "r"(column), "r"(row)
+            : "memory");
+    }
+    /// The same of rows in the order of MMAs (WarpgroupRows::of_mma), which are axes 1 to 3 of the map; axis 4 counts 16 rows.
+    HK_FN void copy_mma_rows(void *to, const TensorMap &from, u32 column, u32 row) {
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%3, %4, %4, %4, %5}], [%2];"
+            :
+            : "r"(detail::lds_address(to)), "l"(&from), "r"(address()), "r"(column), "r"(0), "r"(row / 16)
+            : "memory");
     }
     /// By all lanes of a wave.
     HK_FN void arrive() {
@@ -148,6 +175,7 @@ struct WgmmaFrag;
         constraint(d[i + 5]), constraint(d[i + 6]), constraint(d[i + 7])
 #define HK_REGISTERS_32(c, i) \
     HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8), HK_REGISTERS_8(c, i + 16), HK_REGISTERS_8(c, i + 24)
+#define HK_REGISTERS_48(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_8(c, i + 32), HK_REGISTERS_8(c, i + 40)
 #define HK_REGISTERS_64(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_32(c, i + 32)
 #define HK_REGISTERS_96(c, i) HK_REGISTERS_64(c, i), HK_REGISTERS_32(c, i + 64)
 #define HK_REGISTERS_112(c, i) HK_REGISTERS_96(c, i), HK_REGISTERS_8(c, i + 96), HK_REGISTERS_8(c, i + 104)
@@ -155,6 +183,9 @@ struct WgmmaFrag;
 #define HK_NAMES_32                                                          \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HK_NAMES_48 \
+    HK_NAMES_32     \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define HK_NAMES_64                                                                      \
     HK_NAMES_32                                                                          \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -182,6 +213,7 @@ struct WgmmaFrag;
     };
 #define HK_WGMMAS(T, cols, types, Number, constraint, flags)                    \
     HK_WGMMA(T, 64, 32, cols, types, Number, constraint, "32", "33", flags)     \
+    HK_WGMMA(T, 96, 48, cols, types, Number, constraint, "48", "49", flags)     \
     HK_WGMMA(T, 128, 64, cols, types, Number, constraint, "64", "65", flags)    \
     HK_WGMMA(T, 192, 96, cols, types, Number, constraint, "96", "97", flags)    \
     HK_WGMMA(T, 224, 112, cols, types, Number, constraint, "112", "113", flags) \
@@ -218,12 +250,14 @@ HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 #undef HK_WGMMAS
 #undef HK_WGMMA
 #undef HK_NAMES_32
+#undef HK_NAMES_48
 #undef HK_NAMES_64
 #undef HK_NAMES_96
 #undef HK_NAMES_112
 #undef HK_NAMES_128
 #undef HK_REGISTERS_8
 #undef HK_REGISTERS_32
+#undef HK_REGISTERS_48
 #undef HK_REGISTERS_64
 #undef HK_REGISTERS_96
 #undef HK_REGISTERS_112
