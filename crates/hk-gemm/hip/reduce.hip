@@ -50,7 +50,7 @@ HK_FN void add_slices(const Params &p, i64 at, u32 first, Vec<float, kVecCols> &
     }
 }
 
-/// The sum over the split-K slices, columns from `at` on.
+/// The sum over the split-K slices in ascending order, columns from `at` on.
 HK_FN Vec<float, kVecCols> total(const Params &p, i64 at, u32 left) {
     const bool vectors = can_vectorize(p, at) && left >= kVecCols;
     Vec<float, kVecCols> sum = -0.0f;  // x + -0 is x, even for -0
