@@ -34,12 +34,34 @@ struct Params {
 /// Whether partial sums are 16-byte aligned from `at` on. Values are not if they follow a number of gates that 4 does not divide.
 HK_FN bool can_vectorize(const Params &p, i64 at) { return p.vectors && (hk::kHasUnalignedVectors || at % 4 == 0); }
 
-/// The sum over the split-K slices, columns from `at` on.
+/// Adds at most `N` slices from `first` on, in ascending order, with the loads of all in flight. Past the last slice they repeat it.
+template <u32 N>
+HK_FN void add_slices(const Params &p, i64 at, u32 first, Vec<float, kVecCols> &sum) {
+    Vec<float, kVecCols> slices[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        const u32 s = first + i < p.splits ? first + i : p.splits - 1;
+        slices[i] = gemm::load_floats<kVecCols>(p.partials, gemm::Float::F32, at + i64(s) * p.split, kVecCols, true);
+    }
+    hk::sched_barrier();
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        if (first + i < p.splits) sum += slices[i];
+    }
+}
+
+/// The sum over the split-K slices in ascending order, columns from `at` on.
 HK_FN Vec<float, kVecCols> total(const Params &p, i64 at, u32 left) {
-    constexpr auto kF32 = gemm::Float::F32;
-    Vec<float, kVecCols> sum = gemm::load_floats<kVecCols>(p.partials, kF32, at, left, can_vectorize(p, at));
-    for (u32 s = 1; s < p.splits; ++s) {
-        sum += gemm::load_floats<kVecCols>(p.partials, kF32, at + i64(s) * p.split, left, can_vectorize(p, at));
+    const bool vectors = can_vectorize(p, at) && left >= kVecCols;
+    Vec<float, kVecCols> sum = -0.0f;  // x + -0 is x, even for -0
+    u32 s = 0;
+    if (vectors) {
+        // More loads in flight would leave registers for fewer waves.
+        for (; s + 2 < p.splits; s += 4) add_slices<4>(p, at, s, sum);
+        for (; s < p.splits; s += 2) add_slices<2>(p, at, s, sum);
+    }
+    for (; s < p.splits; ++s) {
+        sum += gemm::load_floats<kVecCols>(p.partials, gemm::Float::F32, at + i64(s) * p.split, left);
     }
     return sum;
 }
