@@ -6,6 +6,8 @@
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O. Waves of the same rows make a share of
 // their S each, exchange it in f32 through LDS, and all do the softmax, so that P stays in registers. Where loads go straight to LDS
 // there are two stages; elsewhere the next tile is in registers.
+// Where values are transposed in registers (gfx942), 16 rows are served by waves on their own: each has keys of its own, in registers,
+// and all columns of O. A key passes through LDS once, for the columns alone, without a barrier; the waves meet at the end.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
 // (merge.hip), with the same bits.
@@ -77,14 +79,16 @@ struct Shape {
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
+    // Waves on their own.
+    static constexpr bool kLone = kRows == 16 && kStored == Rows::Vectors && !hk::kHasReadTr && !hk::kHasLdmatrix;
     // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
     static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
     static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
+    static constexpr int kKeys = kLone ? 16 : hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
     // Waves that share rows share their scores: each makes those of some tiles of keys, over some steps of the columns.
     static constexpr int kTiles = kKeys / kDim, kKeyShares = kTiles < kWavesV ? kTiles : kWavesV;
-    static constexpr int kColShares = kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
+    static constexpr int kColShares = kLone ? 1 : kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
     static_assert(kWavesV % kKeyShares == 0 && kTiles % kKeyShares == 0, "equal shares");
     // Chunks of a lane that waves exchange, at once where LDS has room for them beside the stages.
     static constexpr int kChunks = kOwnTiles * kDim * kDim / hk::kWaveSize / 4;
@@ -120,7 +124,10 @@ class Decode {
     static constexpr int kDim = S::kDim, kKeys = S::kKeys, kParts = S::kParts, kC = S::kC;
     static constexpr int kCols = kC / S::kWavesV;  // of O, of a wave
     static constexpr int kRowThreads = 8;  // threads that move a row
-    static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kKeys / kRowsAtOnce;
+    static constexpr bool kLone = S::kLone;
+    static constexpr int kValueParts = kC / 64,
+                         kSlots = kValueParts - 1;  // of columns of values, in LDS of a lone wave
+    static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kLone ? 1 : kKeys / kRowsAtOnce;
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
     static constexpr int kPartSteps = 128 / kFragBytes;
     static constexpr int kColShares = S::kColShares, kOwnTiles = S::kOwnTiles, kOwnSteps = kSteps / kColShares;
@@ -141,13 +148,15 @@ class Decode {
   public:
     struct Lds {
         union {
-            Tile rows[S::kStages][kParts];
+            Tile rows[kLone ? S::kWaves : S::kStages][kLone ? kSlots : kParts];
             Vec<float, 2> parts[kMostParts][kMergedRows];
+            Chunk sums_of_values[kLone ? S::kWaves - 1 : 1][kCols / kDim][hk::kWaveSize];
         };
         hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
-        Chunk scores[S::kWaves][S::kChunks / S::kRounds][hk::kWaveSize];
+        Chunk scores[kLone ? 1 : S::kWaves][kLone ? 1 : S::kChunks / S::kRounds][kLone ? 1 : hk::kWaveSize];
         alignas(16) T key[S::kPe];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
+        Vec<float, 2> sums[kLone ? S::kWaves : 1][kLone ? kDim : 1];  // maxima and sums
         u32 last;
     };
 
@@ -173,6 +182,7 @@ class Decode {
     hk::Frag q_[S::kQueriesInLds ? 1 : kOwnSteps];
     hk::WaveTile<Mma, kCols, kDim> o_;
     OnlineSoftmax<kDim, T> softmax_;
+    Vec<float, 2> met_ = {kMinusInf, 0.0f};  // the maximum and sum of lone waves together
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
 
     /// What a thread moves of a row. Of T: chunk `piece()` of each part. Of bytes: 16 columns of each other part, from 16 piece() on;
@@ -606,7 +616,8 @@ class Decode {
     HK_FN void attend(u32 tile, u32 stage) {
         const Tile(&rows)[kParts] = lds_.rows[stage];
         Scores s = exchanged(own_scores(stage), stage);
-        mask(s, tile, stage);
+        const auto &state = lds_.state[stage];
+        mask(s, tile, [&] { return state[hk::lane_id() % kKeys]; }, [&](u32 n) { return state[n]; });
         softmax_.update(s, o_, scale_);
         const auto probabilities = s.template as_operand<T, true>(0);
         constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim, kColParts = kCols / 64;
@@ -642,7 +653,9 @@ class Decode {
         }
     }
 
-    HK_FN void mask(hk::WaveTile<Mma, kKeys, kDim> &s, u32 tile, u32 stage) const {
+    /// Scores of a tile of keys. `mine()`: the state of key `lane % kKeys` of them, `state_of(n)`: of
+    /// key n, where one of them is not 0.
+    HK_FN void mask(Scores &s, u32 tile, auto mine, auto state_of) const {
         const attention::Params &p = params();
         if (scaled_) {
             const float scale = p.scores.scale * p.cache.k.scale(0, 0), cap = p.scores.softcap;
@@ -652,12 +665,9 @@ class Decode {
                 return pair;
             });
         }
-        const u32 lane = hk::lane_id();
-        const float mine = lds_.state[stage][lane % kKeys];
-        if (hk::ballot(mine != 0.0f) != 0) {
-            each_pair(s, [&](u32, u32 n, Vec<float, 2> pair) {
-                return pair + Vec<float, 2>{lds_.state[stage][n], lds_.state[stage][n + 1]};
-            });
+        if (hk::ballot(mine() != 0.0f) != 0) {
+            each_pair(
+                s, [&](u32, u32 n, Vec<float, 2> pair) { return pair + Vec<float, 2>{state_of(n), state_of(n + 1)}; });
         }
         if ((tile + 1) * kKeys > wave_visible_) {
             each_pair(s, [&](u32 r, u32 n, Vec<float, 2> pair) {
@@ -667,7 +677,7 @@ class Decode {
         }
     }
     /// Replaces scores by `f(r, n, pair)`: of the lane's row r, keys n and n + 1 of the tile.
-    HK_FN static void each_pair(hk::WaveTile<Mma, kKeys, kDim> &s, auto f) {
+    HK_FN static void each_pair(Scores &s, auto f) {
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             map_pairs(s, r, [&](int i, Vec<float, 2> pair) { return f(r, Places::n(hk::lane_id(), i), pair); });
@@ -676,8 +686,10 @@ class Decode {
 
     HK_FN void walk() {
         n_tiles_ = hk::uniform((end_ - first_ + kKeys - 1) / kKeys);
-        load_entries(0);
-        if constexpr (S::kDirect) {
+        if constexpr (kLone) {
+            walk_alone();
+        } else if constexpr (S::kDirect) {
+            load_entries(0);
             copy(0, 0);
             for (u32 tile = 0; tile < n_tiles_; ++tile) {
                 // The wave's own loads of this tile; the barrier: those of all waves, which have left the other stage.
@@ -687,6 +699,7 @@ class Decode {
                 attend(tile, tile % 2);
             }
         } else {
+            load_entries(0);
             Moved next = load(0);
             for (u32 tile = 0; tile < n_tiles_; ++tile) {
                 const u32 stage = tile % S::kStages;
@@ -700,6 +713,164 @@ class Decode {
         }
     }
 
+    // Lone waves take tiles of keys in turn. Lane l has row l % kKeys of a tile, and loads the fragments of the first product from memory.
+    // LDS has room for all but one part of the columns of values: those of part 0 are in registers before the last part takes its place.
+    static constexpr int kAccs = 64 / kDim;
+
+    struct TileFrags {
+        hk::Frag part[kParts][kPartSteps];
+    };
+    HK_FN i32 entry_of(u32 tile) const {
+        const attention::Params &p = params();
+        const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
+        const u32 key = first_ + tile * kKeys + hk::lane_id() % kKeys;
+        return key < end_ ? table[page_of(p, key).quotient] : kAbsent;
+    }
+    /// Part `part` of the rows of a tile. Of rows that are not there, and of columns behind the last one, zeros.
+    HK_FN void load_part(TileFrags &frags, int part, u64 row) const {
+        const u32 of_lane = hk::group_of_lane<kDim>(hk::lane_id()) * 16;
+        const u64 zeros = zero_row();
+#pragma unroll
+        for (int i = 0; i < kPartSteps; ++i) {
+            const u32 byte = part * 128 + i * kFragBytes + of_lane;
+            const bool there = part < kValueParts || byte < params().dqk * sizeof(T);
+            frags.part[part][i] = vector((there ? row : zeros) + byte);
+        }
+    }
+    HK_FN static u64 zero_row() {
+        static __attribute__((constant)) const u8 zeros[kParts * 128] = {};
+        return reinterpret_cast<u64>(&zeros[0]);
+    }
+
+    /// What a lane reads of 64 columns of a tile: 4 neighbouring columns of the 4 keys whose scores it has.
+    struct ValueRows {
+        Vec<u32, 2> row[kKeys / hk::kLaneGroups<kDim>];
+    };
+    HK_FN static ValueRows value_rows(const Tile &tile) {
+        ValueRows rows;
+        const u32 lane = hk::lane_id();
+#pragma unroll
+        for (u32 i = 0; i < sizeof(rows.row) / sizeof(rows.row[0]); ++i)
+            rows.row[i] = tile.template get<Vec<u32, 2>>(Places::n(lane, i), lane % kDim * 8);
+        return rows;
+    }
+    using ValueMma = hk::MmaInstruction<T, T, kDim, kKeys>;
+    HK_FN static void transpose(const ValueRows &rows, Vec<u32, 2> (&operand)[kAccs]) {
+#pragma unroll
+        for (int j = 0; j < kAccs; ++j) {
+            const hk::detail::SelectHalf half(j % 2 != 0);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) operand[j][i] = half(rows.row[2 * i][j / 2], rows.row[2 * i + 1][j / 2]);
+        }
+    }
+
+    using AllColumns = hk::WaveTile<Mma, kC, kDim>;
+
+    HK_FN void walk_alone() {
+        AllColumns o;
+        u32 tile = hk::wave_id();
+        const u32 own_key = first_ + hk::lane_id() % kKeys;
+        Tile(&staged)[kSlots] = lds_.rows[hk::wave_id()];
+        Source from = source(own_key + tile * kKeys, entry_of(tile));
+        i32 entry = entry_of(tile + S::kWaves);
+        TileFrags frags;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) load_part(frags, part, from.row ? from.row : zero_row());
+        for (; tile < n_tiles_; tile += S::kWaves) {
+            const Source now = from;
+            from = source(own_key + (tile + S::kWaves) * kKeys, entry);
+            entry = entry_of(tile + 2 * S::kWaves);
+            const u64 next = from.row ? from.row : zero_row();
+            typename Mma::Acc sum[2] = {};
+            ValueRows rows;
+            // A part's fragments are multiplied, staged, and give their registers to those of the next tile.
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                if (part == 1) rows = value_rows(staged[0]);
+#pragma unroll
+                for (int i = 0; i < kPartSteps; ++i) {
+                    hk::Frag &frag = frags.part[part][i];
+                    const u32 chunk = i * hk::kLaneGroups<kDim> + hk::group_of_lane<kDim>(hk::lane_id());
+                    if (part >= kValueParts && hk::ballot(now.rotated) != 0) {
+                        if (now.rotated) frag = rotated_key((part - kValueParts) * 64 + chunk * 8);
+                    }
+                    if (part < kValueParts)
+                        staged[part % kSlots].chunk[Tile::place(hk::lane_id() % kKeys, chunk)] = frag;
+                    sum[i % 2] = Mma::mma(&frag, &q_[part * kPartSteps + i], sum[i % 2]);
+                }
+                // Else the next fragments come before these are read, into registers of their own.
+#if defined(HK_AMD)
+                asm volatile("" : "+v"(sum[0]), "+v"(sum[1]));
+#endif
+                load_part(frags, part, next);
+                hk::sched_barrier();
+            }
+            Scores s;
+            s.acc[0][0] = sum[0] + sum[1];
+            const u32 state = __builtin_bit_cast(u32, now.state);
+            mask(
+                s, tile, [&] { return now.state; },
+                [&](u32 n) { return __builtin_bit_cast(float, hk::shuffle(state, n)); });
+            softmax_.update(s, o, scale_);
+            const Vec<u32, 2> probabilities = hk::pack_positive<T>(s.acc[0][0]);
+#pragma unroll
+            for (int part = 0; part < kValueParts; ++part) {
+                Vec<u32, 2> columns[kAccs];
+                transpose(rows, columns);
+                if (part + 1 < kValueParts) rows = value_rows(staged[(part + 1) % kSlots]);
+#pragma unroll
+                for (int j = 0; j < kAccs; ++j) {
+                    auto &acc = o.acc[0][part * kAccs + j];
+                    acc = ValueMma::mma(columns[j], probabilities, acc);
+                }
+                hk::sched_barrier();
+            }
+        }
+        meet(o);
+    }
+    /// The sums of lone waves, each wave those of its kCols columns: its own ones first, then the others' in ascending order.
+    HK_FN void meet(const AllColumns &o) {
+        constexpr int kOwnAccs = kCols / kDim;
+        const u32 lane = hk::lane_id(), wave = hk::wave_id(), row = lane % kDim;
+        const Vec<float, 2> own = softmax_.sums(0);
+        if (hk::group_of_lane<kDim>(lane) == 0) lds_.sums[wave][row] = own;
+        hk::block_barrier();
+        float base = kMinusInf, sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < S::kWaves; ++w) base = __builtin_fmaxf(base, lds_.sums[w][row][0]);
+        const auto weight = [&](float of) { return hk::exp2_fast(of - (base == kMinusInf ? 0.0f : base)); };
+#pragma unroll
+        for (int w = 0; w < S::kWaves; ++w) {
+            const Vec<float, 2> of = lds_.sums[w][row];
+            sum = __builtin_fmaf(of[1], weight(of[0]), sum);
+        }
+        met_ = {base, sum};
+        const float factor = weight(own[0]);
+#pragma unroll
+        for (u32 to = 0; to < u32(S::kWaves); ++to) {
+            if (to > 0) hk::block_barrier();
+            if (wave != to) {
+#pragma unroll
+                for (int i = 0; i < kOwnAccs; ++i)
+                    lds_.sums_of_values[wave < to ? wave : wave - 1][i][lane] =
+                        __builtin_bit_cast(Chunk, o.acc[0][to * kOwnAccs + i] * factor);
+            }
+            hk::block_barrier();
+            if (wave == to) {
+#pragma unroll
+                for (int i = 0; i < kOwnAccs; ++i) {
+                    auto all = o.acc[0][to * kOwnAccs + i] * factor;
+#pragma unroll
+                    for (int w = 0; w < S::kWaves - 1; ++w)
+                        all += __builtin_bit_cast(typename Mma::Acc, lds_.sums_of_values[w][i][lane]);
+                    o_.acc[0][i] = all;
+                }
+            }
+        }
+    }
+
+    HK_FN Vec<float, 2> sums(u32 r) const { return kLone ? met_ : softmax_.sums(r); }
+
     /// True: the outputs are partial ones.
     HK_FN bool store_outputs() const {
         const attention::Params &p = params();
@@ -711,15 +882,14 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) {
             const Row &own = own_[r];
             if (partial) {
-                const Vec<float, 2> sums = softmax_.sums(r);
+                const Vec<float, 2> of_row = sums(r);
                 if (!own.there) continue;
                 const Partial to = partial_of(p, work_, own.query, own.head);
                 each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { to.store<N>(p, col, y * value_scale); });
-                if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : sums);
+                if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : of_row);
                 continue;
             }
-            float lse;
-            float factor = softmax_.finish(r, kMinusInf, lse);
+            auto [factor, lse] = finish(sums(r));
             if (work_.poison) factor = nan, lse = nan;
             if (!own.there) continue;
             const u64 row = row_address(p.out, work_, packed, own.query, own.head);
@@ -731,6 +901,15 @@ class Decode {
                 *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) = lse;
         }
         return partial;
+    }
+    struct Finished {
+        float factor, lse;
+    };
+    /// What outputs are multiplied by, and the row's LSE, as merges make them, so that the bits are the same.
+    HK_FN static Finished finish(Vec<float, 2> sums) {
+        const float base = sums[0] == kMinusInf ? 0.0f : sums[0];
+        const float keep = hk::exp2_fast(sums[0] - base), total = sums[1] * keep;
+        return total == 0.0f ? Finished{0.0f, kMinusInf} : Finished{keep / total, (base + hk::log2_fast(total)) * kLn2};
     }
     /// The results of all splits of the tile, kMergedRows rows at a time, whose maxima and sums are in LDS.
     HK_FN void merge() const {
@@ -815,7 +994,7 @@ class Decode {
     HK_FN void run(u32 tile) {
         const attention::Params &p = p_.attention;
         wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
-        key_share_ = wave_cols_ % S::kKeyShares, col_share_ = wave_cols_ / S::kKeyShares;
+        key_share_ = wave_cols_ % S::kKeyShares, col_share_ = kLone ? 0 : wave_cols_ / S::kKeyShares;
         const u32 first_row = work_.first + wave_rows_ * kDim;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));

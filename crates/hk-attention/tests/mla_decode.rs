@@ -4,9 +4,10 @@
 use crate::common::attention::{Builder, check, starts};
 use crate::common::integers;
 use hk_attention::{
-    AttentionOutputs, DecodeWorkspace, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions, QueryTile,
-    SparseMlaInputs, Splits, Tickets, mla_decode_rope, unified_attn_sparse_mla,
+    AttentionOutputs, CosSin, DecodeWorkspace, LatentKeys, MlaDecodeInputs, MlaDecodeOutputs, MlaOptions,
+    MlaRope, QueryTile, SparseMlaInputs, Splits, Tickets, mla_decode_rope, unified_attn_sparse_mla,
 };
+use hk_core::plan::rope::RopeStyle;
 use hk_core::registry::{Described as _, HostTensor, Scalar};
 use hk_core::{DType, DeviceBuffer, Result, bf16};
 use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, Tensor, kind};
@@ -607,6 +608,59 @@ fn splits_agree() {
             let norm: f64 = want.iter().map(|x| square(x.to_f32())).sum();
             let away: f64 = want.iter().zip(&got).map(|(a, b)| square(a.to_f32() - b.to_f32())).sum();
             assert!((away / norm).sqrt() < 4e-3, "{how:?}: {}", (away / norm).sqrt());
+        }
+    }
+}
+
+/// Rotated columns of the last keys are stored once, whatever heads and splits: bytes stored with them less those without.
+#[test]
+fn last_keys_are_stored_once() {
+    const ROTARY: usize = 64;
+    let keys = [130, 64, 1];
+    for arch in ["gfx942", "gfx950"] {
+        let gpu = Gpu::open(&format!("emu:{arch}"));
+        let slots = shuffled(195, 4);
+        let table = gpu.upload(&Fill::Normal.elements::<f32>(8 * ROTARY, 3), [8, ROTARY]);
+        let (positions, indptr) = (gpu.upload(&[5, 0, 7], [3]), gpu.upload(&starts(&keys), [4]));
+        let indices = gpu.upload(&slots, [195]);
+        for (tile, heads) in [(QueryTile::Short, 16), (QueryTile::Short, 40), (QueryTile::Tall, 128)] {
+            for splits in [ONE, Splits::KeysPerSplit(64)] {
+                let batch = Batch::new(heads, &keys);
+                let q = gpu.upload(&batch.q, [3, heads, COLUMNS]);
+                let pool = gpu.upload(&batch.pool(&slots, 195), [195, 1, 1, COLUMNS]);
+                let mut stored = |rotated: Option<&mut Tensor<bf16>>| {
+                    let mut memory = Memory::new(&gpu, 3, heads);
+                    let rope = MlaRope {
+                        cos_sin: CosSin::F32(table.view()),
+                        positions: positions.view(),
+                        style: RopeStyle::Neox,
+                    };
+                    let inputs = MlaDecodeInputs {
+                        q: q.view(),
+                        kv_pool: pool.view(),
+                        kv_scale: None,
+                        keys: LatentKeys::Slots { kv_indptr: indptr.view(), kv_indices: indices.view() },
+                        cu_seqlens_q: None,
+                        rope: Some(rope),
+                    };
+                    let outputs = MlaDecodeOutputs {
+                        out: memory.out.view_mut(),
+                        lse: Some(memory.lse.view_mut()),
+                        k_pe_out: rotated.map(Tensor::view_mut),
+                    };
+                    let options =
+                        MlaOptions { tile: Some(tile), splits, longest: Some(130), ..Default::default() };
+                    let workspace =
+                        DecodeWorkspace { partials: Some(memory.partials.view_mut()), tickets: None };
+                    gpu.stream().take_counters().unwrap();
+                    mla_decode_rope(gpu.stream(), inputs, outputs, workspace, &options).unwrap();
+                    gpu.stream().take_counters().unwrap().unwrap().global_written_bytes
+                };
+                let mut rotated = gpu.poisoned::<bf16>([3, ROTARY]);
+                let bytes = stored(Some(&mut rotated)) - stored(None);
+                assert_eq!(bytes, 3 * ROTARY as u64 * 2, "{heads} heads, {splits:?}, {arch}");
+                gpu.assert_guards(&rotated);
+            }
         }
     }
 }
