@@ -38,6 +38,31 @@ fn every_gemm_has_one_choice() {
     }
 }
 
+/// On sm_90a, whole K of one output of 16-bit floats is by bulk tensor copies, where no option and no layout forbids it.
+#[test]
+fn bulk_copies_are_shown() {
+    let mut info = Device::open("emu:gfx942").unwrap().info().clone();
+    (info.arch, info.compute_units, info.wave_size) = (Arch::Sm90a, 132, 32);
+    let op = OPERATORS.iter().find(|op| op.name == "gemm_a16w16").unwrap();
+    let chosen = |scalars: &[(&'static str, Scalar)]| {
+        let mut call = CallSpec::new(op);
+        for (name, rows) in [("a", 256), ("w", 6144)] {
+            call.set(name, TensorSpec::new(DType::Bf16, [rows, 4096])).unwrap();
+        }
+        for (name, value) in scalars {
+            call.set_scalar(name, *value).unwrap();
+        }
+        let row = choices(&call, &info).unwrap().into_iter().find(|row| row.chosen).unwrap();
+        let value = |of: &str| row.values.iter().find(|v| v.0 == of).unwrap().1.clone();
+        ["tile", "kernel", "waves", "stages", "splits"].map(value)
+    };
+    assert_eq!(chosen(&[]), ["128x96", "gemm_bf16_128x128_bulk", "9", "8", "1"]);
+    for scalar in [("tile", Scalar::Choice("128x128")), ("w_shuffled", Scalar::Bool(true))] {
+        let [_, kernel, ..] = chosen(&[scalar]);
+        assert!(!kernel.ends_with("_bulk"), "{scalar:?}: {kernel}");
+    }
+}
+
 /// The chosen row names the kernel that a launch loads, and none of the others is loaded.
 #[test]
 fn the_choice_is_what_is_launched() {

@@ -4,7 +4,7 @@ use super::desc::{Arg, Destination, GemmDesc, GroupScales, Grouping, LIMIT, VECT
 use super::operands::{FloatView, MX_BLOCK, MxScaleView, check_shuffled};
 use super::plan::{Plan, outputs};
 use super::select::{GemmConfig, GemmTile, STAGE_BYTES};
-use super::table::{Eligible, Variant, bulk_kernel};
+use super::table::Eligible;
 use hk_core::{
     Arch, DType, Element, Error, Float, NamedOperand, Result, Stream, TensorView, TensorViewMut,
     check_aliases,
@@ -186,23 +186,15 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
             && fits(w.shape(), w.strides(), w_rows, size_of::<W>())
     }
 
-    /// Whether the operands are those of kernels by bulk tensor copies, and the device has them.
-    pub fn has_bulk(&self, arch: Arch, sizes: &Sizes) -> bool {
-        let (a, w) = (self.a.view.strides(), self.w.view.view().strides());
+    /// Whether operands are laid out for kernels by bulk tensor copies; `Job::bulk` says whether there is one.
+    pub fn has_bulk(&self, sizes: &Sizes) -> bool {
         // Rows that overlap, such as one row as many, are none of a tensor map.
         let apart = |strides: &[usize]| strides[strides.len() - 2] >= sizes.k;
-        arch == Arch::Sm90a
-            && A::DTYPE == W::DTYPE
-            && bulk_kernel(A::DTYPE, GemmTile::T64x64).is_some()
-            && self.variant == Variant::Plain
-            && matches!(self.group_scales, GroupScales::None)
-            && matches!(self.grouping, Grouping::Batches)
-            && (sizes.batch, sizes.matrices) == (1, 1)
-            && (sizes.n.is_multiple_of(16) && sizes.n > 16 && sizes.m > 1 && sizes.k > 0)
+        matches!(self.grouping, Grouping::Batches)
+            && sizes.matrices == 1
             && !self.w.view.shuffled()
-            && self.vectorized(sizes)
-            && apart(a)
-            && apart(w)
+            && apart(self.a.view.strides())
+            && apart(self.w.view.view().strides())
     }
 
     /// Checks everything.

@@ -103,11 +103,11 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
             }
             _ => {
                 let info = stream.device().info();
-                let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(info.arch, sizes);
+                let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(sizes);
                 let (precision, sizes) = (eligible.family.precision, [batch, m, columns, k]);
                 let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None };
-                bulk = if has_bulk { job.bulk() } else { None };
-                bulk.map_or_else(|| job.choose(&eligible), |(config, _)| config)
+                bulk = if has_bulk { job.bulk(&eligible) } else { None };
+                bulk.map_or_else(|| job.choose(&eligible), |bulk| bulk.config)
             }
         };
         config.splits = wanted.unwrap_or(config.splits);
@@ -116,9 +116,9 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
         let splits = wanted.unwrap_or(slices);
         let slices = batch.saturating_mul(splits);
         let (tile_m, most) = config.tile.shape();
-        let tile_n = match eligible.family.variant {
-            Variant::Gated => most,
-            _ if bulk.is_some() => bulk.map_or(most, |(_, width)| width),
+        let tile_n = match (eligible.family.variant, bulk) {
+            (_, Some(bulk)) => bulk.width,
+            (Variant::Gated, _) => most,
             _ => config.tile.width(stream.device().info(), eligible.family.precision, [slices, m, columns]),
         };
         let (m_tiles, n_tiles) = (m.div_ceil(tile_m), columns.div_ceil(tile_n));

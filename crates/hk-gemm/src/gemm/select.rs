@@ -1,6 +1,6 @@
 //! Tile selection: tiles, configurations, and the cost model that picks among those that have kernels.
 
-use super::table::{Eligible, Precision, ScaleKind};
+use super::table::{Eligible, Family, Precision, ScaleKind, Variant};
 use hk_core::{Arch, DeviceInfo};
 
 /// The tile of outputs that a block computes, and how. On sm_90, tiles of 16 and 32 rows have four waves; those of 256 rows do
@@ -441,6 +441,33 @@ impl Rounds {
     }
 }
 
+/// A GEMM by bulk tensor copies: `hip/include/gemm/bulk.h`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bulk {
+    pub config: GemmConfig,
+    /// Columns of a tile.
+    pub width: usize,
+    /// Modelled nanoseconds.
+    #[cfg_attr(not(feature = "registry"), allow(dead_code, reason = "`hk inspect` shows it"))]
+    pub time: f64,
+}
+
+#[cfg(feature = "registry")]
+impl Bulk {
+    /// Waves of a block, with the one that copies.
+    pub(crate) fn waves(&self) -> usize {
+        self.config.tile.shape().0 / 16 + 1
+    }
+
+    /// `BulkTile::kStages` in `hip/include/gemm/bulk.h`: as many as fit LDS.
+    pub(crate) fn pipeline(&self, arch: Arch) -> Pipeline {
+        const RESERVED: usize = 1024;
+        let step = 2 * STAGE_BYTES;
+        let free = (arch.lds_bytes() as usize).saturating_sub(RESERVED);
+        Pipeline { step, stages: free / ((self.config.tile.shape().0 + self.width) * step) }
+    }
+}
+
 impl Job<'_> {
     /// Each GEMM of the launch: its tile, type and rows of `w`.
     pub fn gemms(&self, tile: GemmTile) -> impl Iterator<Item = (GemmTile, Precision, usize)> {
@@ -530,39 +557,46 @@ impl Job<'_> {
         few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
     }
 
-    /// The tile, and its columns, with which a GEMM by bulk tensor copies takes the shortest time; `None` where skinny tiles or split-K serve
-    /// few outputs better. For GEMMs that [`bulk_kernel`](super::table::bulk_kernel) serves.
-    pub fn bulk(&self) -> Option<(GemmConfig, usize)> {
-        // Nanoseconds of a stage of 64 columns of K, by slopes over K on an H100, where a block has an SM to itself.
-        const TILES: [(GemmTile, usize, usize); 7] = [
-            (GemmTile::T64x64, 64, 205),
-            (GemmTile::T128x128, 64, 262),
-            (GemmTile::T128x128, 96, 297),
-            (GemmTile::T128x128, 128, 356),
-            (GemmTile::T128x256, 192, 505),
-            (GemmTile::T128x256, 224, 545),
-            (GemmTile::T128x256, 256, 584),
+    /// The GEMM by bulk tensor copies that takes the shortest time; `None` where there is none, or where skinny tiles or split-K serve few
+    /// outputs better.
+    pub fn bulk(&self, eligible: &Eligible) -> Option<Bulk> {
+        // Nanoseconds of a stage of 64 columns of K, by slopes over K on an H100, where a block has an SM to itself; 224 columns as if between
+        // 192 and 256.
+        const TILES: [(GemmTile, usize, f64); 7] = [
+            (GemmTile::T64x64, 64, 205.0),
+            (GemmTile::T128x128, 64, 262.0),
+            (GemmTile::T128x128, 96, 297.0),
+            (GemmTile::T128x128, 128, 356.0),
+            (GemmTile::T128x256, 192, 505.0),
+            (GemmTile::T128x256, 224, 545.0),
+            (GemmTile::T128x256, 256, 584.0),
         ];
         // Prologue and epilogue of a block.
-        const ENDS: usize = 5000;
-        let ([_, m, n, k], cus) = (self.sizes, (self.info.compute_units as usize).max(1));
+        const ENDS: f64 = 5000.0;
+        let Family { precision, variant, scales, .. } = *eligible.family;
+        let ([batch, m, n, k], cus) = (self.sizes, (self.info.compute_units as usize).max(1));
+        let served = self.info.arch == Arch::Sm90a
+            && matches!(
+                (precision, variant, scales),
+                (Precision::Bf16 | Precision::F16, Variant::Plain, ScaleKind::None)
+            )
+            && (batch == 1 && n > 16 && n.is_multiple_of(16) && k > 0 && self.vectorized);
         // 64 x 64 by all of two blocks an SM, which split-K fills, were as fast up to 32 rows.
-        if m <= 32 {
+        if !served || m <= 32 {
             return None;
         }
-        let blocks = |tile: GemmTile, width| m.div_ceil(tile.shape().0).saturating_mul(n.div_ceil(width));
-        let time = |&(tile, width, stage): &(GemmTile, usize, usize)| {
-            let stages = self.precision.bytes(k).div_ceil(2 * STAGE_BYTES);
-            blocks(tile, width)
-                .div_ceil(cus)
-                .saturating_mul(stages.saturating_mul(stage).saturating_add(ENDS))
-        };
+        let stages = precision.bytes(k).div_ceil(2 * STAGE_BYTES) as f64;
         // Blocks of 128 rows would copy and multiply rows that are not there.
-        let fits = |&&(tile, ..): &&(GemmTile, usize, usize)| m > 64 || tile == GemmTile::T64x64;
-        let &(tile, width, _) = TILES.iter().filter(fits).min_by_key(|tile| time(tile))?;
+        let tiles = TILES.iter().filter(|(tile, ..)| m > 64 || *tile == GemmTile::T64x64);
+        let all = tiles.map(|&(tile, width, stage)| {
+            let blocks = m.div_ceil(tile.shape().0).saturating_mul(n.div_ceil(width));
+            let time = blocks.div_ceil(cus) as f64 * (stages * stage + ENDS);
+            let config = GemmConfig { tile, splits: 1, group: 2048 / tile.shape().0 };
+            (blocks, Bulk { config, width, time })
+        });
+        let (blocks, bulk) = all.min_by(|(_, a), (_, b)| a.time.total_cmp(&b.time))?;
         // With fewer, slices of K.
-        let few = blocks(tile, width).saturating_mul(5) < cus;
-        (!few).then_some((GemmConfig { tile, splits: 1, group: 2048 / tile.shape().0 }, width))
+        (blocks.saturating_mul(5) >= cus).then_some(bulk)
     }
 
     /// Whether a tile serves these rows, and not only if options ask for it.
@@ -640,7 +674,6 @@ impl GemmConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::{Family, Variant};
     use super::*;
     use hk_core::{DType, Device};
 
@@ -842,7 +875,7 @@ mod tests {
         let choose = |[m, n, k]: [usize; 3]| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
             let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
-            job.bulk().map(|(config, width)| (config.tile, width))
+            job.bulk(&plain()).map(|bulk| (bulk.config.tile, bulk.width))
         };
         let (low, middle, wide) = (GemmTile::T64x64, GemmTile::T128x128, GemmTile::T128x256);
         for (size, fastest) in [
@@ -868,9 +901,10 @@ mod tests {
         ] {
             assert_eq!(choose(size), Some(fastest), "{size:?}");
         }
-        // Few rows, and few blocks, which slices of K serve.
+        // Few rows, and few blocks, which slices of K serve; columns that are no multiple of 16.
         assert_eq!(choose([32, 6144, 4096]), None);
         assert_eq!(choose([64, 1024, 16384]), None);
+        assert_eq!(choose([256, 6148, 4096]), None);
     }
 
     /// The measured best on an H200 for large GEMMs and up to 16 rows; otherwise what needs less L2 bandwidth.

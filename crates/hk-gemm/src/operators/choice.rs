@@ -230,35 +230,46 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         second,
     };
     let options = options(call)?;
+    let mut bulk = None;
     let chosen = match options.config {
         Some(config) => {
             check_config(op, config, &eligible, job.vectorized)?;
             config
         }
         None if options.determinism == Determinism::BatchInvariant => batch_invariant(job.vectorized),
-        None => job.choose(&eligible),
+        None => {
+            let in_order = !call.bool("w_shuffled").unwrap_or(false);
+            bulk = if in_order && split_k == SplitK::Workspace { job.bulk(&eligible) } else { None };
+            bulk.map_or_else(|| job.choose(&eligible), |bulk| bulk.config)
+        }
     };
     let mut candidates = job.candidates(&eligible);
+    let time = bulk.map_or_else(|| job.time(chosen), |bulk| bulk.time);
     match candidates.iter_mut().find(|(config, _)| config.tile == chosen.tile) {
-        Some(candidate) => *candidate = (chosen, job.time(chosen)),
-        None => candidates.push((chosen, job.time(chosen))),
+        Some(candidate) => *candidate = (chosen, time),
+        None => candidates.push((chosen, time)),
     }
     let groups = block.map_or(1, |block| block.k.max(1));
     let kernel = |tile| eligible.family.kernels.name(tile, packed_scales).unwrap_or("none").to_owned();
     let describe = |(config, time): (GemmConfig, f64)| {
+        let bulk = bulk.filter(|bulk| bulk.config.tile == config.tile);
         let shares = job.gemms(config.tile).enumerate().map(|(i, (tile, precision, n))| {
             // Scales are of the first.
             let config = GemmConfig { tile, ..config };
             let (each, splits) = config.slices(info.arch, k, precision, if i == 0 { groups } else { 1 });
             let (tile_m, most) = tile.shape();
-            let width = match eligible.family.variant {
-                Variant::Gated => most,
+            let width = match (eligible.family.variant, bulk) {
+                (_, Some(bulk)) => bulk.width,
+                (Variant::Gated, _) => most,
                 _ => tile.width(info, precision, [batch.saturating_mul(splits), m, n]),
             };
             let (m_tiles, n_tiles) = (m.div_ceil(tile_m), n.div_ceil(width));
             let blocks = outputs([batch, m_tiles, n_tiles]).saturating_mul(splits);
             let scales = if i == 0 { eligible.family.scales } else { ScaleKind::None };
-            let pipeline = tile.pipeline(info.arch, precision, scales, packed_scales, width);
+            let pipeline = bulk.map_or_else(
+                || tile.pipeline(info.arch, precision, scales, packed_scales, width),
+                |bulk| bulk.pipeline(info.arch),
+            );
             Share {
                 tile,
                 width,
@@ -289,8 +300,8 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         let tile_name = |share: &Share| format!("{}x{}", share.tile.shape().0, share.width);
         let values = vec![
             ("tile", of(tile_name)),
-            ("kernel", kernel(config.tile)),
-            ("waves", config.tile.waves(info.arch).to_string()),
+            ("kernel", kernel(config.tile) + if bulk.is_some() { "_bulk" } else { "" }),
+            ("waves", bulk.map_or_else(|| config.tile.waves(info.arch), |bulk| bulk.waves()).to_string()),
             ("operands", if config.tile.skinny() { "registers" } else { "LDS" }.to_owned()),
             ("K at a time", of(|share| share.at_a_time.to_string())),
             ("stages", of(|share| share.stages.to_string())),
