@@ -126,7 +126,7 @@ class Decode {
     static constexpr int kRowThreads = 8;  // threads that move a row
     static constexpr bool kLone = S::kLone;
     static constexpr int kValueParts = kC / 64,
-                         kSlots = kValueParts - 1;  // of columns of values, in LDS of a lone wave
+                         kSlots = kValueParts - 1;  // of columns of values, in LDS of a wave on its own
     static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kLone ? 1 : kKeys / kRowsAtOnce;
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
     static constexpr int kPartSteps = 128 / kFragBytes;

@@ -628,7 +628,7 @@ fn last_keys_are_stored_once() {
                 let batch = Batch::new(heads, &keys);
                 let q = gpu.upload(&batch.q, [3, heads, COLUMNS]);
                 let pool = gpu.upload(&batch.pool(&slots, 195), [195, 1, 1, COLUMNS]);
-                let mut stored = |rotated: Option<&mut Tensor<bf16>>| {
+                let stored = |rotated: Option<&mut Tensor<bf16>>| {
                     let mut memory = Memory::new(&gpu, 3, heads);
                     let rope = MlaRope {
                         cos_sin: CosSin::F32(table.view()),
