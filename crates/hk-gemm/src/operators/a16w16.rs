@@ -124,7 +124,7 @@ pub(super) const GEMM_A16W16: Operator = Operator {
     summary: "y = activation(a w^T + bias)",
     args: &[A, W, BIAS, y(2, "[M, N], or [splits, M, N]", TERMS).ranks(2, 3)],
     scalars: &[Y_DTYPE, ACTIVATION, W_SHUFFLED, TILE, SPLITS, BATCH_INVARIANT, SKIP_REDUCE],
-    kernels: &[&kernels::A16W16, &kernels::A16W16_DECODE, &kernels::REDUCE],
+    kernels: &[&kernels::A16W16, &kernels::A16W16_BULK, &kernels::A16W16_DECODE, &kernels::REDUCE],
     cases: &[
         case!("Llama-3 8B q, k, v, 16 tokens", a: Bf16 [16, 4096], w: Bf16 [6144, 4096]),
         case!("GPT-OSS router, 128 tokens", a: Bf16 [128, 2880], w: Bf16 [128, 2880], bias: Bf16 [128]),
