@@ -76,7 +76,9 @@ impl Interface {
         let mut interface = Interface::default();
         let mut entries = BTreeMap::new();
         for (name, record) in &records {
-            let Some(entry) = name.strip_prefix(ENTRY) else { continue };
+            // A source whose entry points take several structs has a namespace for each but one.
+            let unqualified = name.rsplit("::").next().unwrap_or(name);
+            let Some(entry) = unqualified.strip_prefix(ENTRY) else { continue };
             let [(_, field)] = record.fields[..] else {
                 return Err(format!("{entry}: expected the one field `params`"));
             };
@@ -444,6 +446,8 @@ mod tests {
     fn entries_and_structs_are_read() {
         let interface = Interface::parse("rms-norm", DUMP).unwrap();
         assert_eq!(interface.entries["rms_norm"]["norm_bf16"], "rms_norm::Params");
+        let of_namespace = DUMP.replace("hk_entry_norm_bf16", "a::hk_entry_norm_bf16");
+        assert_eq!(Interface::parse("rms-norm", &of_namespace).unwrap(), interface);
         let params = &interface.structs["rms_norm::Params"];
         let fields: Vec<_> = params.fields.iter().map(|f| (&*f.name, f.offset, &*f.ty, &*f.array)).collect();
         assert_eq!(

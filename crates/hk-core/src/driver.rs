@@ -1,7 +1,7 @@
 //! What a device driver provides, modelled on the HIP module API.
 
 use crate::device::DeviceInfo;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::launch::TensorMap;
 use crate::shared::RAW_BYTES;
 use hk_codeobj::Kernel as KernelInfo;
@@ -118,9 +118,9 @@ pub(crate) trait Driver: Any + Send + Sync {
     fn synchronize_event(&self, event: &Handle) -> Result<()>;
     fn elapsed(&self, from: &Handle, to: &Handle) -> Result<Duration>;
 
-    /// A CUtensorMap, by drivers that have them.
-    fn tensor_map(&self, op: &'static str, _tensor: &TensorMap) -> Result<[u64; 16]> {
-        Err(Error::unsupported(op, "bulk tensor copies", "only Hopper GPUs have them"))
+    /// A CUtensorMap; `None` on devices without bulk tensor copies.
+    fn tensor_map(&self, _op: &'static str, _tensor: &TensorMap) -> Result<Option<[u64; 16]>> {
+        Ok(None)
     }
 
     fn load_module(&self, name: &str, image: &'static [u8]) -> Result<Handle>;

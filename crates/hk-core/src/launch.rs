@@ -224,7 +224,8 @@ impl<'a> Launch<'a> {
                 "two to five axes, a stride for each but the first, a box of them",
             ));
         }
-        self.stream.driver().tensor_map(self.op, tensor)
+        let map = self.stream.driver().tensor_map(self.op, tensor)?;
+        map.ok_or_else(|| Error::unsupported(self.op, "bulk tensor copies", "only Hopper GPUs have them"))
     }
 
     /// Queues the kernel and returns. A failure while it runs is reported by the stream's next synchronising call.

@@ -1,6 +1,7 @@
-// a16w16.hip: GEMM of bf16 or f16, LDS tiles; see gemm/gemm.h.
+// a16w16.hip: GEMM of bf16 or f16, LDS tiles; see gemm/gemm.h, and gemm/bulk.h for those by bulk tensor copies, on sm_90a alone.
 #include <hk/entry.h>
 
+#include <gemm/bulk.h>
 #include <gemm/gemm.h>
 #include <gemm/streamed.h>
 #include <gemm/warpgroup.h>
@@ -38,3 +39,16 @@ using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 
 A16W16(bf16)
 A16W16(f16)
+
+#if defined(HK_WARPGROUPS) || defined(HK_DESCRIBE)
+#define A16W16_BULK(T)                                                                              \
+    HK_ENTRY(gemm_##T##_64x64_bulk, 5 * hk::kWaveSize, gemm::bulk_gemm<hk::T, 64, 64>)              \
+    HK_ENTRY(gemm_##T##_128x128_bulk, 9 * hk::kWaveSize, gemm::bulk_gemm_of_width<hk::T, 128, 128>) \
+    HK_ENTRY(gemm_##T##_128x256_bulk, 9 * hk::kWaveSize, gemm::bulk_gemm_of_width<hk::T, 128, 256>)
+
+namespace bulk {
+using Params = gemm::BulkParams;
+A16W16_BULK(bf16)
+A16W16_BULK(f16)
+}  // namespace bulk
+#endif

@@ -592,10 +592,10 @@ impl Driver for Cuda {
         Ok(())
     }
 
-    fn tensor_map(&self, op: &'static str, tensor: &TensorMap) -> Result<[u64; 16]> {
+    fn tensor_map(&self, op: &'static str, tensor: &TensorMap) -> Result<Option<[u64; 16]>> {
         use cuda::CUtensorMapDataType_enum as Type;
         if !matches!(self.info.arch, Arch::Sm90a) {
-            return Err(Error::unsupported(op, "bulk tensor copies", "only Hopper GPUs have them"));
+            return Ok(None);
         }
         let dtype = match tensor.dtype {
             DType::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -624,7 +624,7 @@ impl Driver for Cuda {
             )
         };
         check(self.api, "cuTensorMapEncodeTiled", code, || format!("{op}: {tensor:?}"))?;
-        Ok(map.0)
+        Ok(Some(map.0))
     }
 
     fn launch(&self, stream: &Handle, function: &Handle, dispatch: &Dispatch) -> Result<()> {

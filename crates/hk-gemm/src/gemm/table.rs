@@ -394,18 +394,32 @@ static FAMILIES: &[&[Family]] = &[
     fp4_beside!(F16, "f16"),
 ];
 
+macro_rules! bulk {
+    ($n:literal) => {
+        &[
+            bulk!(@ T64x64, "gemm_", $n, "_64x64_bulk"),
+            bulk!(@ T128x128, "gemm_", $n, "_128x128_bulk"),
+            bulk!(@ T128x256, "gemm_", $n, "_128x256_bulk"),
+        ]
+    };
+    (@ $tile:ident, $($name:expr),+) => {
+        TileKernel {
+            tile: GemmTile::$tile,
+            kernel: const { BulkParams::kernel(concat!($($name),+)) },
+            packed_scales: None,
+        }
+    };
+}
+
 /// The kernels of 16-bit floats whose loads are bulk tensor copies, in code objects for sm_90a: those of `Variant::Plain` for one output,
 /// whole K, N a multiple of 16. See `hip/include/gemm/bulk.h`.
 pub fn bulk_kernel(dtype: DType, tile: GemmTile) -> Option<KernelRef<BulkParams>> {
-    match (dtype, tile) {
-        (DType::Bf16, GemmTile::T64x64) => Some(const { BulkParams::kernel("gemm_bf16_64x64_bulk") }),
-        (DType::Bf16, GemmTile::T128x128) => Some(const { BulkParams::kernel("gemm_bf16_128x128_bulk") }),
-        (DType::Bf16, GemmTile::T128x256) => Some(const { BulkParams::kernel("gemm_bf16_128x256_bulk") }),
-        (DType::F16, GemmTile::T64x64) => Some(const { BulkParams::kernel("gemm_f16_64x64_bulk") }),
-        (DType::F16, GemmTile::T128x128) => Some(const { BulkParams::kernel("gemm_f16_128x128_bulk") }),
-        (DType::F16, GemmTile::T128x256) => Some(const { BulkParams::kernel("gemm_f16_128x256_bulk") }),
-        _ => None,
-    }
+    let rows: &'static [TileKernel<BulkParams>] = match dtype {
+        DType::Bf16 => bulk!("bf16"),
+        DType::F16 => bulk!("f16"),
+        _ => return None,
+    };
+    TileKernel::find(rows, tile).map(|row| row.kernel)
 }
 
 /// Most rows of a tile whose rows choose their matrix: groups begin on multiples of it.
