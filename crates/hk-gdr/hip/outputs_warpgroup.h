@@ -5,17 +5,14 @@
 // Floor: bytes of q, k, D, H, o.
 #pragma once
 
-#include <hk/shared.h>
-#include <hk/warpgroup.h>
-
-#include "tokens.h"
+#include "tokens_warpgroup.h"
 
 #if defined(HK_WARPGROUPS)
 
 namespace gdr::warpgroup {
 
 /// Columns of a block, and most columns k.
-inline constexpr u32 kWarpgroupCols = 128, kWarpgroupThreads = 128;
+inline constexpr u32 kWarpgroupCols = 128;
 
 struct WarpgroupLds {
     using Tokens = hk::WarpgroupRows<kMostTokens>;
@@ -24,26 +21,6 @@ struct WarpgroupLds {
     State h[2];  // rows v, or k
     float gates[kMostTokens], norms[kMostTokens];
 };
-
-/// Starts to load rows from `row` on, 64 columns from `col` on.
-template <class R, int kRows>
-HK_FN void copy(const R &of, u32 row, u32 col, hk::WarpgroupRows<kRows> &to) {
-    constexpr u32 kChunks = hk::WarpgroupRows<kRows>::kChunks, kAtOnce = kWarpgroupThreads / kChunks;
-    const u32 place = hk::thread_x() / kChunks;
-    const u32 first = of.at(row + place, col + (hk::thread_x() % kChunks ^ to.swizzle(place)) * R::V);
-#pragma unroll
-    for (u32 i = 0; i < kRows / kAtOnce; ++i)
-        of.window.load_to_lds(&to.chunk[i * kWarpgroupThreads + hk::wave_id() * hk::kWaveSize],
-                              first + i * kAtOnce * of.row_bytes, 0);
-}
-
-/// All threads' loads but the last `kGroups` groups are operands.
-template <int kGroups>
-HK_FN void wait_for_operands() {
-    hk::wait_loads<kGroups, 1>();
-    hk::detail::publish_to_wgmma();
-    hk::block_barrier();
-}
 
 template <class T>
 HK_FN void warpgroup_outputs(const Prefill &p) {

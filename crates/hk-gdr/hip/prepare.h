@@ -15,6 +15,7 @@
 //   X_jj by substitution, 16 lanes a block, a lane a column: x[i] -= A[i, j] x[j]; the only ones that go through LDS
 //   X_ij^T = -X_jj^T Z,  Z = sum_k A_kj^T X_ik^T, j < k <= i, by f32 MFMA, whose accumulators are the next one's operands
 // The accumulators of X^T, times beta (exp(G)), are operands over tokens; the others are columns of v and k, from memory. See tokens.h.
+// With warpgroup instructions, four waves for a chunk: see prepare_warpgroup.h.
 // Rounds X diag(..) to T where it is an operand, and w and u.
 // Floor: bytes of k, v, w, u; C (C K + C K + C V) operations a chunk and value head, and C^3 / 2 in f32.
 #pragma once
@@ -23,6 +24,7 @@
 #include <hk/entry.h>
 #include <hk/shared.h>
 
+#include "prepare_warpgroup.h"
 #include "tokens.h"
 
 namespace gdr::prepare {
@@ -41,26 +43,6 @@ struct Lds {
     }
     HK_FN Four four(const float (&of)[kMostTokens], u32 t) const { return *reinterpret_cast<const Four *>(&of[t]); }
 };
-
-/// The chunk's gates and weights, in LDS; `kSums`: sums of the gates.
-template <bool kSums>
-HK_FN void load_gates(const Prefill &p, const Chunk &chunk, u32 head, Lds &lds) {
-    const u64 row = chunk.row(p);
-    GateSums sums;
-    for (u32 t = hk::lane_id(); t < kMostTokens; t += hk::kWaveSize) {
-        const bool there = t < chunk.tokens;
-        const u64 at = (row + (there ? t : 0)) * p.v_heads + head;
-        float gate = p.g && there ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
-        if constexpr (kSums) {
-            gate = sums.add(gate);
-            if (p.sums && there) reinterpret_cast<GlobalPtr<float>>(p.sums)[at] = gate;
-        }
-        lds.gates[t] = gate;
-        lds.betas[t] = there ? reinterpret_cast<GlobalPtr<const float>>(p.beta)[at] : 0.0f;
-        lds.norms[t] = 1.0f;
-    }
-    hk::wave_barrier();
-}
 
 /// A of the chunk, with i = n and j = m.
 template <bool kChannels, class T, Access kAccess>
@@ -327,14 +309,22 @@ HK_FN void sums(const Prefill &p) {
 }
 }  // namespace gdr::prepare
 
-#define PREPARE_ENTRIES(T)                                                               \
-    HK_ENTRY_WAVES_PER_SIMD(prepare_##T, hk::kWaveSize, 2, 8,                            \
-                            gdr::prepare::prepare<hk::T, hk::Access::Vectorized, true>)  \
-    HK_ENTRY_WAVES_PER_SIMD(prepare_##T##_scalar, hk::kWaveSize, 2, 8,                   \
-                            gdr::prepare::prepare<hk::T, hk::Access::Scalar, true>)      \
-    HK_ENTRY_WAVES_PER_SIMD(recompute_##T, hk::kWaveSize, 2, 8,                          \
-                            gdr::prepare::prepare<hk::T, hk::Access::Vectorized, false>) \
-    HK_ENTRY_WAVES_PER_SIMD(recompute_##T##_scalar, hk::kWaveSize, 2, 8,                 \
+#define PREPARE_32(T)                                         \
+    HK_ENTRY_WAVES_PER_SIMD(prepare_##T, hk::kWaveSize, 2, 8, \
+                            gdr::prepare::prepare<hk::T, hk::Access::Vectorized, true>)
+#if defined(HK_WARPGROUPS)
+#define PREPARE_16(T) \
+    HK_ENTRY_WAVES_PER_SM(prepare_##T, gdr::warpgroup::kWarpgroupThreads, 16, gdr::warpgroup::warpgroup_prepare<hk::T>)
+#else
+#define PREPARE_16(T) PREPARE_32(T)
+#endif
+// Of elements of so many bits.
+#define PREPARE_ENTRIES(T, bits)                                                                      \
+    PREPARE_##bits(T) HK_ENTRY_WAVES_PER_SIMD(prepare_##T##_scalar, hk::kWaveSize, 2, 8,              \
+                                              gdr::prepare::prepare<hk::T, hk::Access::Scalar, true>) \
+    HK_ENTRY_WAVES_PER_SIMD(recompute_##T, hk::kWaveSize, 2, 8,                                       \
+                            gdr::prepare::prepare<hk::T, hk::Access::Vectorized, false>)              \
+    HK_ENTRY_WAVES_PER_SIMD(recompute_##T##_scalar, hk::kWaveSize, 2, 8,                              \
                             gdr::prepare::prepare<hk::T, hk::Access::Scalar, false>)
 
 #define CHANNELS_ENTRIES(T)                                                                   \

@@ -5,5 +5,5 @@ namespace {
 using Params = gdr::Prefill;
 }  // namespace
 
-PREPARE_ENTRIES(bf16)
+PREPARE_ENTRIES(bf16, 16)
 CHANNELS_ENTRIES(bf16)

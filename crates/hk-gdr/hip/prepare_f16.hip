@@ -5,5 +5,5 @@ namespace {
 using Params = gdr::Prefill;
 }  // namespace
 
-PREPARE_ENTRIES(f16)
+PREPARE_ENTRIES(f16, 16)
 CHANNELS_ENTRIES(f16)

@@ -5,6 +5,6 @@ namespace {
 using Params = gdr::Prefill;
 }  // namespace
 
-PREPARE_ENTRIES(f32)
+PREPARE_ENTRIES(f32, 32)
 CHANNELS_ENTRIES(f32)
 HK_ENTRY(sums_channels, hk::kWaveSize, gdr::prepare::sums)
