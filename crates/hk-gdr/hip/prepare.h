@@ -44,6 +44,26 @@ struct Lds {
     HK_FN Four four(const float (&of)[kMostTokens], u32 t) const { return *reinterpret_cast<const Four *>(&of[t]); }
 };
 
+/// The chunk's gates and weights, in LDS; `kSums`: sums of the gates.
+template <bool kSums>
+HK_FN void load_gates(const Prefill &p, const Chunk &chunk, u32 head, Lds &lds) {
+    const u64 row = chunk.row(p);
+    GateSums sums;
+    for (u32 t = hk::lane_id(); t < kMostTokens; t += hk::kWaveSize) {
+        const bool there = t < chunk.tokens;
+        const u64 at = (row + (there ? t : 0)) * p.v_heads + head;
+        float gate = p.g && there ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
+        if constexpr (kSums) {
+            gate = sums.add(gate);
+            if (p.sums && there) reinterpret_cast<GlobalPtr<float>>(p.sums)[at] = gate;
+        }
+        lds.gates[t] = gate;
+        lds.betas[t] = there ? reinterpret_cast<GlobalPtr<const float>>(p.beta)[at] : 0.0f;
+        lds.norms[t] = 1.0f;
+    }
+    hk::wave_barrier();
+}
+
 /// A of the chunk, with i = n and j = m.
 template <bool kChannels, class T, Access kAccess>
 HK_FN void products(const Prefill &p, const Chunk &chunk, u32 head, bool keep_norms, const Rows<T, kAccess> &k,

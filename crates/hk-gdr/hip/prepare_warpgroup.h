@@ -27,6 +27,36 @@ struct PrepareLds {
     float of_v[kMostTokens], of_k[kMostTokens];  // weights of columns of X
 };
 
+/// Gates and weights of a chunk's first `tokens` tokens, by one wave.
+struct Gates {
+    static constexpr u32 kOfLane = kMostTokens / hk::kWaveSize;
+    float gates[kOfLane], betas[kOfLane];
+
+    HK_FN Gates(const Prefill &p, const Chunk &chunk, u32 head, u32 tokens) {
+#pragma unroll
+        for (u32 i = 0; i < kOfLane; ++i) {
+            const u32 t = token(i);
+            const u64 at = (chunk.row(p) + (t < tokens ? t : 0)) * p.v_heads + head;
+            gates[i] = p.g && t < tokens ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
+            betas[i] = t < tokens ? reinterpret_cast<GlobalPtr<const float>>(p.beta)[at] : 0.0f;
+        }
+    }
+    HK_FN static u32 token(u32 i) { return i * hk::kWaveSize + hk::lane_id(); }
+
+    /// To LDS, with norms 1; sums instead of the gates, which go to memory, too.
+    HK_FN void put(const Prefill &p, const Chunk &chunk, u32 head, PrepareLds &lds) {
+        GateSums sums;
+#pragma unroll
+        for (u32 i = 0; i < kOfLane; ++i) {
+            const u32 t = token(i);
+            const float sum = sums.add(gates[i]);
+            if (p.sums && t < chunk.tokens)
+                reinterpret_cast<GlobalPtr<float>>(p.sums)[(chunk.row(p) + t) * p.v_heads + head] = sum;
+            lds.gates[t] = sum, lds.betas[t] = betas[i], lds.norms[t] = 1.0f;
+        }
+    }
+};
+
 /// Starts to load 128 columns from `col` on.
 template <class R>
 HK_FN void copy_columns(const R &of, u32 col, PrepareLds::Tokens (&to)[2]) {
@@ -91,10 +121,11 @@ HK_FN void warpgroup_prepare(const Prefill &p) {
     const R v(p.v, chunk.batch, chunk.first, head, rows, p.v_dim);
     const R w(p.w, chunk.batch, chunk.first, head, rows, p.k_dim);
     const R u(p.u, chunk.batch, chunk.first, head, rows, p.v_dim);
+    const u32 thread = hk::thread_x(), wave = hk::wave_id(), lane = hk::lane_id();
+    Gates gates(p, chunk, head, wave == 0 ? rows : 0);  // in front of what takes longer
     copy_columns(k, 0, lds.k);
     copy_columns(v, 0, lds.v);
-    const u32 thread = hk::thread_x(), wave = hk::wave_id(), lane = hk::lane_id();
-    if (wave == 0) load_gates<true>(p, chunk, head, lds);
+    if (wave == 0) gates.put(p, chunk, head, lds);
 
     // The lane has rows i = own, own + 8, of columns j = 8 n + pair and the next one.
     const u32 own = 16 * wave + lane / 4, pair = 2 * (lane % 4);
@@ -153,13 +184,13 @@ HK_FN void warpgroup_prepare(const Prefill &p) {
 #pragma unroll
     for (u32 j = 0; j < kOfTokens; ++j) {
         if (j / 2 > wave) continue;
-        const Pair gates = two(lds.gates, j), norms = two(lds.norms, j);
+        const Pair of_j = two(lds.gates, j), norms = two(lds.norms, j);
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
 #pragma unroll
             for (u32 e = 0; e < 2; ++e) {
                 const u32 m = 8 * j + pair + e;
-                const float of = weight[r] * norms[e] * decay(gate[r] - gates[e], kLog2E) * s[4 * j + 2 * r + e];
+                const float of = weight[r] * norms[e] * decay(gate[r] - of_j[e], kLog2E) * s[4 * j + 2 * r + e];
                 lds.a[m][own + 8 * r] = m >= own + 8 * r ? 0.0f : of;
             }
         }

@@ -438,26 +438,6 @@ struct Chunk {
     HK_FN u64 row(const Prefill &p) const { return u64(batch) * p.tokens + first; }
 };
 
-/// A chunk's gates, weights and norms 1, in LDS, by one wave; `kSums`: sums of the gates.
-template <bool kSums, class L>
-HK_FN void load_gates(const Prefill &p, const Chunk &chunk, u32 head, L &lds) {
-    const u64 row = chunk.row(p);
-    GateSums sums;
-    for (u32 t = hk::lane_id(); t < kMostTokens; t += hk::kWaveSize) {
-        const bool there = t < chunk.tokens;
-        const u64 at = (row + (there ? t : 0)) * p.v_heads + head;
-        float gate = p.g && there ? reinterpret_cast<GlobalPtr<const float>>(p.g)[at] : 0.0f;
-        if constexpr (kSums) {
-            gate = sums.add(gate);
-            if (p.sums && there) reinterpret_cast<GlobalPtr<float>>(p.sums)[at] = gate;
-        }
-        lds.gates[t] = gate;
-        lds.betas[t] = there ? reinterpret_cast<GlobalPtr<const float>>(p.beta)[at] : 0.0f;
-        lds.norms[t] = 1.0f;
-    }
-    hk::wave_barrier();
-}
-
 /// Sums of gates of a channel of a value head over the tokens of a chunk, from p.g to p.sums. Channels past the last have none.
 HK_FN void sum_channel(const Prefill &p, const Chunk &chunk, u32 head, u32 channel) {
     const u64 first = (chunk.row(p) * p.v_heads + head) * p.k_dim;
