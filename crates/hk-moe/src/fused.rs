@@ -464,8 +464,10 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
             FusedScales::Mx { activations, .. } => activations != MxActivations::Fp4,
             FusedScales::Groups { .. } => true,
         };
+        // NVIDIA's: measured, `docs/performance.md`.
+        let fits_16 = if arch.is_amd() { 32 } else { 10 };
         match (moe_block_m(tokens, k, experts), widened) {
-            (64, true) if mean_rows(tokens, k, experts) <= 32 => 16,
+            (64, true) if mean_rows(tokens, k, experts) <= fits_16 => 16,
             // 128 x 256 loads fewer bytes to a CU than 64 x 64, which there is the limit even of half-empty tiles.
             (64, false) if arch == Arch::Gfx950 => 128,
             (block, _) => block,

@@ -85,6 +85,11 @@ macro_rules! qwen3 {
         case!(concat!("Qwen3 235B, EP8, T = ", $tokens), x: Bf16 [$tokens, 4096], w1: Bf16 [16, 3072, 4096], w2: Bf16 [16, 4096, 1536], logits: F32 [$tokens, 16]; chosen(8))
     };
 }
+macro_rules! qwen3_fp8 {
+    ($tokens:literal) => {
+        case!(concat!("Qwen3 235B, EP8, fp8 blocks, T = ", $tokens), x: Bf16 [$tokens, 4096], w1: Fp8E4M3 [16, 3072, 4096], w2: Fp8E4M3 [16, 4096, 1536], w1_scale: F32 [16, 24, 32], w2_scale: F32 [16, 32, 12], logits: F32 [$tokens, 16]; chosen(8))
+    };
+}
 macro_rules! gpt_oss {
     ($tokens:literal) => {
         case!(concat!("GPT-OSS 120B, mxfp4, T = ", $tokens), x: Bf16 [$tokens, 2880], w1: Fp4x2 [128, 5760, 1440], w2: Fp4x2 [128, 2880, 1440], w1_scale: E8M0 [128, 5760, 90], w2_scale: E8M0 [128, 2880, 90], w1_bias: F32 [128, 5760], w2_bias: F32 [128, 2880], logits: F32 [$tokens, 128]; chosen(4), gate("swiglu_oai"), activations("half"))
@@ -163,6 +168,12 @@ pub(crate) const FUSED_MOE: Operator = Operator {
         qwen3!(1024),
         qwen3!(4096),
         qwen3!(16384),
+        qwen3_fp8!(1),
+        qwen3_fp8!(16),
+        qwen3_fp8!(64),
+        qwen3_fp8!(256),
+        qwen3_fp8!(1024),
+        qwen3_fp8!(4096),
         gpt_oss!(1),
         gpt_oss!(16),
         gpt_oss!(64),
