@@ -2,7 +2,7 @@
 // Four waves for a chunk of a value head. k and v are in LDS; each wave has 16 rows of A, then of X, u and w, in its accumulators.
 //   X_ii by substitution, a wave a block, a lane a column
 //   X_ij = -Z X_jj,  Z = sum_k X_ik A_kj, j < k <= i, by f32 MMA, by the wave of i: blocks of A and X_jj come from LDS, the rest is its own
-// X times weights of its columns is the operand in registers of v and k. LDS holds A transposed, then rows of u or w on their way to memory.
+// X times weights of its columns is the operand in registers of v and k. LDS holds A transposed, then rows of u or w that are to be stored.
 // In flight: k and v while gates are summed, v until u is made.
 // Floor: bytes of k, v, w, u.
 #pragma once
