@@ -140,8 +140,7 @@ fn symbol_copy(copy: Copy, symbol: u64, other: u64, bytes: u64) -> Result<Copy> 
         1 => inward && !memory::is_device(other),
         2 => outward && !memory::is_device(other),
         3 | 1024 => known,
-        0 => false,
-        _ => return Err(HipError::INVALID_MEMCPY_DIRECTION),
+        _ => false,
     };
     if !right {
         return Err(if inward { INVALID } else { HipError::INVALID_MEMCPY_DIRECTION });

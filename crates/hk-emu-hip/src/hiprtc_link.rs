@@ -87,18 +87,11 @@ impl Link {
         let mut command = Command::new(&clang.path);
         command.args(["--target=amdgcn-amd-amdhsa", "-fuse-ld=lld", "-flto", "-O3"]);
         command.arg(format!("-mcpu={}", self.arch));
-        let mut options = self.options.iter();
-        while let Some(option) = options.next() {
-            // LLVM is in the linker here.
-            match (option.as_str(), options.as_slice().first()) {
-                ("-mllvm", Some(value)) => {
-                    command.args(["-Xlinker", "-mllvm", "-Xlinker", value]);
-                    options.next();
-                }
-                _ => {
-                    command.arg(option);
-                }
-            }
+        let mut before = "";
+        for option in &self.options {
+            // LLVM is in the linker here: it gets `-mllvm` and what stands behind it.
+            command.args((option == "-mllvm" || before == "-mllvm").then_some("-Xlinker")).arg(option);
+            before = option;
         }
         for (i, bitcode) in lock(&self.inputs).iter().enumerate() {
             // By its name an input of the linker, which compiles all of them as one.

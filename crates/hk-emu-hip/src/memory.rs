@@ -26,7 +26,7 @@ use crate::runtime::{Device, Runtime, api, lock, runtime, say};
 use crate::sanitize::{self, Leak};
 use crate::stream::stream;
 use crate::work::{Copy, Fill, Work, now, submit};
-use crate::{managed, pool, queue, work};
+use crate::{managed, pool, queue, virtual_memory, work};
 
 /// Alignment of device memory, and of the rows of pitched memory.
 const ALIGN: u64 = 256;
@@ -61,11 +61,12 @@ pub(crate) enum Kind {
     ManagedGlobal(Arc<HostMemory>),
     /// Memory of the program's own.
     Registered,
-    /// Physical memory that is mapped.
+    /// A mapping of physical memory, which [`virtual_memory`] keeps.
     Virtual,
 }
 
 impl Kind {
+    /// Whether the host has it at its address, too.
     fn on_host(&self) -> bool {
         matches!(self, Kind::Registered | Kind::Virtual) || self.host_memory().is_some()
     }
@@ -151,7 +152,8 @@ fn find(blocks: &BTreeMap<u64, Block>, addr: u64) -> Option<(u64, &Block)> {
 }
 
 fn lookup(addr: u64) -> Option<(u64, Block)> {
-    find(&lock(&runtime().blocks), addr).map(|(base, block)| (base, block.clone()))
+    let block = find(&lock(&runtime().blocks), addr).map(|(base, block)| (base, block.clone()));
+    block.or_else(|| virtual_memory::block(addr))
 }
 
 /// Device memory, filled with poison.
@@ -310,7 +312,6 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
                 let _ = device.machine.free(addr);
             }
         }
-        // Mappings go when they are unmapped.
         Kind::Global(_) | Kind::Virtual => {}
     }
 }
@@ -319,7 +320,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
 pub(crate) fn release_all(device: &Device) {
     let runtime = runtime();
     lock(&runtime.blocks).retain(|addr, block| {
-        let keep = block.device != device.ordinal || matches!(block.kind, Kind::Virtual);
+        let keep = block.device != device.ordinal;
         if !keep {
             release(runtime, *addr, block);
         }
@@ -523,28 +524,6 @@ pub(crate) fn close(base: u64) {
     }
 }
 
-/// Makes a mapping of physical memory known.
-pub(crate) fn add_virtual(addr: u64, size: u64, device: usize) {
-    lock(&runtime().blocks).insert(addr, Block { size, device, kind: Kind::Virtual, flags: 0 });
-}
-
-pub(crate) fn remove_virtual(addr: u64) {
-    lock(&runtime().blocks).remove(&addr);
-}
-
-/// Whether mappings that adjoin hold a range.
-fn is_mapped(addr: u64, bytes: u64) -> bool {
-    let blocks = lock(&runtime().blocks);
-    let (mut at, end) = (addr, addr + bytes);
-    while at < end {
-        match find(&blocks, at) {
-            Some((base, Block { size, kind: Kind::Virtual, .. })) => at = base + size,
-            _ => return false,
-        }
-    }
-    true
-}
-
 /// Registered host memory while a kernel may use it.
 pub(crate) struct Mapped {
     /// Address, and the contents before the launch.
@@ -629,7 +608,7 @@ fn side(addr: u64, bytes: u64) -> Result<Side> {
     let runtime = runtime();
     if let Some((base, block)) = lookup(addr) {
         if bytes > block.size - (addr - base)
-            && !(matches!(block.kind, Kind::Virtual) && is_mapped(addr, bytes))
+            && !(matches!(block.kind, Kind::Virtual) && virtual_memory::is_mapped(addr, bytes))
         {
             say!(
                 "{bytes} bytes at {addr:#x} pass the end of an allocation of {} bytes at {base:#x}",
@@ -853,7 +832,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
     };
     a.device = i32::try_from(block.device).unwrap_or(0);
     a.device_pointer = ptr;
-    a.host_pointer = if block.kind.on_host() && !matches!(block.kind, Kind::Virtual) { ptr } else { 0 };
+    a.host_pointer = if a.memory_type == memory_type::DEVICE { 0 } else { ptr };
     a.is_managed = (a.memory_type == memory_type::MANAGED).into();
     a.allocation_flags = block.flags;
     a
@@ -988,7 +967,7 @@ api! {
                 release(runtime, ptr, &block);
             }
             let inside = blocks.range((Excluded(ptr), Unbounded)).next().is_some_and(|(b, _)| *b < ptr + bytes);
-            inside || find(&blocks, ptr).is_some()
+            inside || find(&blocks, ptr).is_some() || virtual_memory::overlaps(ptr, bytes)
         };
         if taken {
             return Err(HipError::HOST_MEMORY_ALREADY_REGISTERED);

@@ -17,7 +17,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::error::{HipError, Result};
 use crate::host::{get, put};
-use crate::memory;
+use crate::memory::{self, Block, Kind};
 use crate::queue;
 use crate::runtime::{Device, Tag, api, lock, runtime};
 
@@ -284,16 +284,29 @@ impl State {
         if addr - mapping.base < mapping.bytes { Ok(mapping) } else { Err(INVALID) }
     }
 
-    /// The mappings that a range is made of, by their addresses: whole ones, without gaps.
-    fn mappings(&self, addr: u64, bytes: u64) -> Result<Vec<u64>> {
+    /// The mappings that hold a range, without gaps.
+    fn holding(&self, addr: u64, bytes: u64) -> Result<Vec<&Mapping>> {
         let end = addr.checked_add(bytes).filter(|_| bytes > 0).ok_or(INVALID)?;
         let (mut at, mut found) = (addr, vec![]);
         while at < end {
-            let mapping = self.mappings.get(&at).ok_or(INVALID)?;
-            found.push(at);
-            at += mapping.bytes;
+            let mapping = self.mapping(at)?;
+            found.push(mapping);
+            at = mapping.base + mapping.bytes;
         }
-        if at == end { Ok(found) } else { Err(INVALID) }
+        Ok(found)
+    }
+
+    /// The addresses of the mappings that a range is made of: whole ones, without gaps.
+    fn whole(&self, addr: u64, bytes: u64) -> Result<Vec<u64>> {
+        let mappings = self.holding(addr, bytes)?;
+        let sum: u64 = mappings.iter().map(|mapping| mapping.bytes).sum();
+        // They adjoin and hold the range: with its size, they are it.
+        if sum == bytes { Ok(mappings.iter().map(|mapping| mapping.base).collect()) } else { Err(INVALID) }
+    }
+
+    fn overlaps(&self, addr: u64, bytes: u64) -> bool {
+        let before = self.mappings.range(..addr.saturating_add(bytes)).next_back();
+        before.is_some_and(|(base, mapping)| base + mapping.bytes > addr)
     }
 
     fn map(&mut self, addr: u64, bytes: u64, offset: u64, handle: u64) -> Result {
@@ -304,16 +317,35 @@ impl State {
         if !pages || offset != 0 || bytes > physical.bytes || !span.holds(addr, bytes) {
             return Err(INVALID);
         }
-        let before = self.mappings.range(..addr + bytes).next_back();
-        if before.is_some_and(|(base, mapping)| base + mapping.bytes > addr) {
+        if self.overlaps(addr, bytes) {
             return Err(INVALID);
         }
-        let device = physical.device.ordinal;
         let mapping = Mapping::new(span, addr, bytes, handle, &physical)?;
         self.mappings.insert(addr, mapping);
-        memory::add_virtual(addr, bytes, device);
         Ok(())
     }
+
+    fn block(&self, addr: u64) -> Result<(u64, Block)> {
+        let mapping = self.mapping(addr)?;
+        let (physical, _) = self.physical.get(&mapping.handle).ok_or(INVALID)?;
+        let device = physical.device.ordinal;
+        Ok((mapping.base, Block { size: mapping.bytes, device, kind: Kind::Virtual, flags: 0 }))
+    }
+}
+
+/// The mapping that holds an address, as memory that a pointer names, and its first address.
+pub(crate) fn block(addr: u64) -> Option<(u64, Block)> {
+    state().block(addr).ok()
+}
+
+/// Whether mappings hold all of a range.
+pub(crate) fn is_mapped(addr: u64, bytes: u64) -> bool {
+    state().holding(addr, bytes).is_ok()
+}
+
+/// Whether a mapping holds some of a range.
+pub(crate) fn overlaps(addr: u64, bytes: u64) -> bool {
+    state().overlaps(addr, bytes)
 }
 
 /// `hipMemExportToShareableHandle`: a descriptor of the file.
@@ -401,8 +433,7 @@ api! {
     fn hipMemUnmap(ptr: u64, bytes: u64) {
         queue::synchronize_device(None);
         let mut state = state();
-        for base in state.mappings(ptr, bytes)? {
-            memory::remove_virtual(base);
+        for base in state.whole(ptr, bytes)? {
             state.mappings.remove(&base);
         }
         state.tidy();
@@ -426,7 +457,7 @@ api! {
             queue::synchronize_device(None);
         }
         let mut state = state();
-        for base in state.mappings(ptr, bytes)? {
+        for base in state.whole(ptr, bytes)? {
             let mapping = state.mappings.get_mut(&base).ok_or(INVALID)?;
             for (device, flags) in &wanted {
                 mapping.set_access(device, *flags)?;

@@ -3,7 +3,7 @@
 
   hip_tests.py fetch                      sources of the tests, HIP's headers and the device libraries, by git
   hip_tests.py build [DIRECTORY ..]       one program per source file
-  hip_tests.py run [DIRECTORY ..]         each test in a process of its own; writes results.txt
+  hip_tests.py run [DIRECTORY ..]         each test in a process of its own; writes results.txt, and seconds and reasons beside it
   hip_tests.py compare [--update]         results.txt against hip_tests.txt, the committed list
   hip_tests.py table                      results.txt by directory, as markdown
 
@@ -17,10 +17,13 @@ import concurrent.futures
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXPECTED = HERE / "hip_tests.txt"
@@ -251,23 +254,36 @@ def test_names(args, program):
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def outcome(args, program, test):
-    """`pass`, `fail`, `abort`, `timeout` or `skip`, and why."""
-    environment = dict(library(args), HK_EMU_ARCH=args.devices, ROCM_PATH=str(args.work / "rocm"))
-    pattern = re.sub(r"([\\,\[\]])", r"\\\1", test)
-    process = subprocess.Popen(
-        [program, pattern], cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=args.timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return "timeout", f"{args.timeout} s"
-    if process.returncode < 0 or "fatal error condition" in output:
+class Run:
+    """A run of one test: `pass`, `fail`, `abort`, `timeout` or `skip`, why, and the seconds of the processor and of the clock."""
+
+    def __init__(self, args, program, test):
+        environment = dict(library(args), HK_EMU_ARCH=args.devices, ROCM_PATH=str(args.work / "rocm"))
+        pattern = re.sub(r"([\\,\[\]])", r"\\\1", test)
+        start = time.monotonic()
+        process = subprocess.Popen(
+            [program, pattern], cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True,
+        )
+        # The system ends a process that has had its seconds of the processor. One that waits for ever has none.
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (args.timeout, args.timeout + 5))
+        backstop = threading.Timer(args.wall, os.killpg, (process.pid, signal.SIGKILL))
+        backstop.start()
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        backstop.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu, self.wall = usage.ru_utime + usage.ru_stime, time.monotonic() - start
+        if process.returncode == -signal.SIGXCPU or self.wall >= args.wall:
+            self.status, self.why = "timeout", f"{self.cpu:.0f} s of the processor in {self.wall:.0f} s"
+        else:
+            self.status, self.why = outcome(process.returncode, output)
+
+
+def outcome(code, output):
+    if code < 0 or "fatal error condition" in output:
         return "abort", reason(output)
-    if process.returncode:
+    if code:
         return "fail", reason(output)
     if "No tests ran" in output or "All tests passed" not in output and "test case" not in output:
         return "fail", "ran nothing"
@@ -301,18 +317,22 @@ def run_tests(args):
     def run_one(job):
         name, program, test = job
         if any(pattern.fullmatch(test) for pattern in never):
-            return job, ("disabled", "")
-        return job, outcome(args, program, test)
+            return job, None
+        return job, Run(args, program, test)
 
-    results = read(args.results)
+    results, seconds = read(args.results), read(args.results.with_suffix(".seconds.txt"))
     if args.failed:
         jobs = [job for job in jobs if results.get(f"{job[0]}/{job[2]}") not in ("pass", "disabled")]
     reasons = []
-    for (name, _, test), (status, why) in parallel(args, run_one, jobs):
-        results[f"{name}/{test}"] = status
-        if why:
-            reasons.append(f"{name}/{test}: {status}: {why}")
+    for (directory, _, test), done in parallel(args, run_one, jobs):
+        name = f"{directory}/{test}"
+        results[name] = done.status if done else "disabled"
+        if done:
+            seconds[name] = f"cpu={done.cpu:.1f},wall={done.wall:.1f}"
+            if done.why:
+                reasons.append(f"{name}: {done.status}: {done.why}")
     write(args.results, results)
+    write(args.results.with_suffix(".seconds.txt"), seconds)
     (args.results.with_suffix(".reasons.txt")).write_text("".join(line + "\n" for line in reasons))
     print(table(results))
 
@@ -369,7 +389,8 @@ def main():
     parser.add_argument("--arch", default="gfx942")
     parser.add_argument("--devices", default="gfx942*2?threads=2", help="HK_EMU_ARCH of the tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--timeout", type=float, default=60, help="seconds for a test")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds of the processor, of all threads, for a test")
+    parser.add_argument("--wall", type=float, default=600, help="seconds of the clock for a test")
     parser.add_argument("--filter", default="", help="run tests whose name contains this")
     parser.add_argument("--failed", action="store_true", help="run tests that did not pass according to the results")
     parser.add_argument("--results", type=pathlib.Path, help="default: results.txt in --work")

@@ -125,6 +125,8 @@ pub(crate) struct Launch<'a> {
     block: [u32; 3],
     lds_bytes: usize,
     waves: u32,
+    /// Coordinates of the threads of each wave. All workgroups have the same, and kernels may have few instructions.
+    thread_ids: Box<[Lanes]>,
     user_sgprs: Vec<u32>,
     scratch_stride: u32,
     /// Workgroups in execution order are taken from here.
@@ -509,6 +511,7 @@ impl<'a> Launch<'a> {
             block: dispatch.block,
             lds_bytes: (kernel.lds_bytes + dispatch.dynamic_lds) as usize,
             waves: threads.div_ceil(64),
+            thread_ids: (0..threads).step_by(64).map(|first| thread_ids(dispatch.block, first)).collect(),
             user_sgprs,
             scratch_stride,
             next: AtomicU64::new(0),
@@ -1145,6 +1148,24 @@ impl<'l, 'a> Worker<'l, 'a> {
     }
 }
 
+/// Coordinates of 64 threads of a workgroup, from a thread on: ten bits each.
+fn thread_ids([width, height, _]: [u32; 3], first: u32) -> Lanes {
+    let mut packed = Lanes::ZERO;
+    let (mut x, row) = (first % width, first / width);
+    let (mut y, mut z) = (row % height, row / height);
+    for lane in 0..64 {
+        packed.set(lane, x | y << 10 | z << 20);
+        x += 1;
+        if x == width {
+            (x, y) = (0, y + 1);
+        }
+        if y == height {
+            (y, z) = (0, z + 1);
+        }
+    }
+    packed
+}
+
 /// How far a wave may run.
 #[derive(Clone, Copy)]
 struct Until {
@@ -1257,38 +1278,11 @@ fn run_mode<W: Watch, const ALTERED: bool>(
 }
 
 impl Launch<'_> {
-    /// Coordinates of 64 threads of a workgroup, from a thread on: ten bits each.
-    fn thread_ids(&self, first: u32) -> Lanes {
-        let mut packed = Lanes::ZERO;
-        let [width, height, _] = self.block;
-        // Counting is faster than dividing for each lane, and numbers in a row are faster still: kernels may have few instructions.
-        if first + 64 <= width {
-            for lane in 0..64 {
-                packed.set(lane, first + lane as u32);
-            }
-            return packed;
-        }
-        let (mut x, row) = (first % width, first / width);
-        let (mut y, mut z) = (row % height, row / height);
-        for lane in 0..64 {
-            packed.set(lane, x | y << 10 | z << 20);
-            x += 1;
-            if x == width {
-                (x, y) = (0, y + 1);
-            }
-            if y == height {
-                (y, z) = (0, z + 1);
-            }
-        }
-        packed
-    }
-
     /// The state in which the hardware starts a wave, with `undefined` in what it leaves undefined.
     fn initialise(&self, w: &mut Wave, index: u32, id: [u32; 3], undefined: &Undefined) {
         let d = &self.kernel.descriptor;
-        let registers = self.program.registers;
-        for slot in (0..registers.vgprs).chain(registers.first_agpr..registers.first_agpr + registers.agprs) {
-            *w.v_mut(slot as u16) = undefined.vector;
+        for slot in self.program.registers.slots() {
+            *w.v_mut(slot) = undefined.vector;
         }
         self.program.place_constants(w);
         w.s = [undefined.scalar; 128];
@@ -1302,7 +1296,7 @@ impl Launch<'_> {
         let threads = self.block.iter().product::<u32>();
         let alive = (threads - 64 * index).min(64);
         w.set_exec(if alive == 64 { !0 } else { (1 << alive) - 1 });
-        *w.v_mut(0) = self.thread_ids(64 * index);
+        *w.v_mut(0) = self.thread_ids[index as usize];
         let mut s = 0;
         let mut push = |value: u32| {
             w.s[s & 127] = value;

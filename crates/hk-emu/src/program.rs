@@ -162,6 +162,11 @@ impl Registers {
         let allocated = self.vgprs + self.agprs;
         Registers { vgprs: allocated.min(256), first_agpr: self.vgprs, ..self }
     }
+
+    /// The slots of all.
+    pub fn slots(self) -> impl Iterator<Item = u16> {
+        (0..self.vgprs).chain(self.first_agpr..self.first_agpr + self.agprs).map(|slot| slot as u16)
+    }
 }
 
 /// A lowered kernel.

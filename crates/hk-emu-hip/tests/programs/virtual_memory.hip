@@ -9,7 +9,12 @@ struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-typedef enum hipError_t { hipSuccess, hipErrorInvalidValue = 1, hipErrorOutOfMemory = 2 } hipError_t;
+typedef enum hipError_t {
+    hipSuccess,
+    hipErrorInvalidValue = 1,
+    hipErrorOutOfMemory = 2,
+    hipErrorHostMemoryAlreadyRegistered = 712
+} hipError_t;
 typedef struct ihipStream_t *hipStream_t;
 typedef struct ihipMemGenericAllocationHandle *Handle;
 struct Location {
@@ -43,6 +48,8 @@ hipError_t hipMemGetInfo(size_t *, size_t *);
 hipError_t hipMemcpy(void *, const void *, size_t, int);
 hipError_t hipDeviceSynchronize();
 hipError_t hipSetDevice(int);
+hipError_t hipHostRegister(void *, size_t, unsigned);
+hipError_t hipPointerGetAttribute(void *, int, void *);
 hipError_t hipLaunchKernel(const void *, dim3, dim3, void **, size_t, hipStream_t);
 hipError_t __hipPushCallConfiguration(dim3, dim3, size_t, hipStream_t);
 hipError_t __hipPopCallConfiguration(dim3 *, dim3 *, size_t *, hipStream_t *);
@@ -90,6 +97,24 @@ int main() {
     CHECK(hipMemcpy(host, range, 2 * page, 2));
     for (int i = 0; i < n; i++)
         if (host[i] != (i < n / 2 ? 7 : 3)) return printf("%d: %d\n", i, host[i]), 1;
+
+    // A copy may cross from one mapping to the next, not past the last. A pointer names its mapping, which is device memory.
+    char *middle = (char *)range + page / 2;
+    CHECK(hipMemcpy(host, middle, page, 2));
+    if (host[n / 4 - 1] != 7 || host[n / 4] != 3) return printf("%d, %d\n", host[n / 4 - 1], host[n / 4]), 1;
+    WANT(hipErrorInvalidValue, hipMemcpy(host, middle, 2 * page, 2));
+    WANT(hipErrorInvalidValue, hipMemUnmap(middle, page));
+    WANT(hipErrorHostMemoryAlreadyRegistered, hipHostRegister(middle, 4, 0));
+    size_t size;
+    void *base;
+    int device, kind;
+    CHECK(hipPointerGetAttribute(&base, 11, middle));
+    CHECK(hipPointerGetAttribute(&size, 12, middle));
+    CHECK(hipPointerGetAttribute(&device, 9, middle));
+    CHECK(hipPointerGetAttribute(&kind, 2, middle));
+    if (base != range || size != page || device != 0 || kind != 2)
+        return printf("%p, %zu bytes, device %d, kind %d\n", base, size, device, kind), 1;
+    WANT(hipErrorInvalidValue, hipPointerGetAttribute(&base, 4, middle));  // no host pointer
 
     // Another device has what it is given access to.
     unsigned long long flags;

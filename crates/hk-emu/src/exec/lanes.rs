@@ -139,7 +139,7 @@ pub(crate) trait WideOp {
 }
 
 #[inline(always)]
-fn wide_source(w: &Wave, slot: u16, k: usize, width: usize) -> [u64; CHUNK] {
+pub(crate) fn wide_source(w: &Wave, slot: u16, k: usize, width: usize) -> [u64; CHUNK] {
     let lo = source(w, slot, k, width > 0);
     let hi = source(w, slot + 1, k, width > 1);
     let mut r = [0; CHUNK];
@@ -150,7 +150,7 @@ fn wide_source(w: &Wave, slot: u16, k: usize, width: usize) -> [u64; CHUNK] {
 }
 
 #[inline(always)]
-fn set_wide(w: &mut Wave, slot: u16, k: usize, mask: u32, value: [u64; CHUNK], width: usize) {
+pub(crate) fn set_wide(w: &mut Wave, slot: u16, k: usize, mask: u32, value: [u64; CHUNK], width: usize) {
     let (mut lo, mut hi) = ([0; CHUNK], [0; CHUNK]);
     for l in 0..CHUNK {
         lo[l] = value[l] as u32;

@@ -26,6 +26,16 @@ fn contiguous(addr: &[u64; 64], step: u64) -> bool {
     differences == 0
 }
 
+#[inline(always)]
+fn same_address(addr: &[u64; 64], mask: u64) -> bool {
+    let first = addr[mask.trailing_zeros() as usize % 64];
+    let mut differences = 0;
+    for (lane, address) in addr.iter().enumerate() {
+        differences |= if mask >> lane & 1 != 0 { address ^ first } else { 0 };
+    }
+    differences == 0
+}
+
 /// The lanes of `mask`, in ascending order.
 #[inline(always)]
 fn active(mask: u64) -> impl Iterator<Item = usize> {
@@ -291,10 +301,11 @@ pub(crate) fn load_narrow(
     let memory = e.memory;
     let hint = &mut e.hints[u.index as usize];
     e.read_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
-    for lane in 0..64 {
-        if mask >> lane & 1 == 0 {
-            continue;
-        }
+    // One address, as of a field of the kernel's arguments, is read once.
+    let same = same_address(addr, mask);
+    let mut rest = mask;
+    while rest != 0 {
+        let lane = rest.trailing_zeros() as usize;
         let address = addr[lane];
         let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
             return fail(e, Access::Read, address, n.bytes.into(), lane);
@@ -303,8 +314,16 @@ pub(crate) fn load_narrow(
             return fail(e, Access::Read, address, n.bytes.into(), lane);
         }
         let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
+        if same {
+            each_chunk!(mask, |k, mask| {
+                let value = w.chunk(dst, k).map(|old| n.merge(old, raw));
+                w.set_chunk(dst, k, mask, value);
+            });
+            return Ctl::Next;
+        }
         let value = n.merge(w.lane(dst, lane), raw);
         w.set_lane(dst, lane, value);
+        rest &= rest - 1;
     }
     Ctl::Next
 }

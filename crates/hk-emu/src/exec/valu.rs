@@ -2,12 +2,12 @@
 
 use super::float;
 use super::lanes::{
-    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, cmp_portable, lane_handler,
-    lane_portable, wide_handler,
+    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, cmp_portable, each_chunk,
+    lane_handler, lane_portable, set_wide, wide_handler, wide_source,
 };
-use super::{Ctl, Env, Handler, Host, Level, Uop};
+use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
 use crate::isa::Op;
-use crate::wave::{M0, Wave};
+use crate::wave::{CHUNK, M0, Wave};
 
 /// Lane operations, one row each: mnemonic, number of sources, lane expression.
 macro_rules! lane_ops {
@@ -332,35 +332,39 @@ wide_ops! {
 }
 
 /// `v_mad_u64_u32`, `v_mad_i64_i32`: a wide result and a carry mask.
-fn mad64(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let exec = w.exec();
-    let (signed, saturates) = (u.extra & 1 != 0, u.extra & MAD_SATURATES != 0);
+#[inline(always)]
+fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let saturates = u.extra & MAD_SATURATES != 0;
     let mut out = 0;
-    for lane in 0..64 {
-        if exec >> lane & 1 == 0 {
-            continue;
+    each_chunk!(w.exec(), |k, mask| {
+        let (a, b, c) = (w.chunk(u.a, k), w.chunk(u.b, k), wide_source(w, u.c, k, 2));
+        let (mut r, mut carries) = ([0; CHUNK], [0; CHUNK]);
+        for l in 0..CHUNK {
+            let product = if SIGNED {
+                (i64::from(a[l] as i32) * i64::from(b[l] as i32)) as u64
+            } else {
+                u64::from(a[l]) * u64::from(b[l])
+            };
+            let sum = product.wrapping_add(c[l]);
+            let carry = if SIGNED { (((product ^ sum) & (c[l] ^ sum)) as i64) < 0 } else { sum < product };
+            let limit = match (SIGNED, (c[l] as i64) < 0) {
+                (false, _) => u64::MAX,
+                // Only an addend of the product's sign overflows.
+                (true, false) => i64::MAX as u64,
+                (true, true) => i64::MIN as u64,
+            };
+            r[l] = if carry && saturates { limit } else { sum };
+            carries[l] = if carry { !0 } else { 0 };
         }
-        let (a, b, c) = (w.lane(u.a, lane), w.lane(u.b, lane), w.lane64(u.c, lane));
-        let (value, carry) = if signed {
-            let (value, carry) = (i64::from(a as i32) * i64::from(b as i32)).overflowing_add(c as i64);
-            (value as u64, carry)
-        } else {
-            (u64::from(a) * u64::from(b)).overflowing_add(c)
-        };
-        let limit = match (signed, (c as i64) < 0) {
-            (false, _) => u64::MAX,
-            // Only an addend of the product's sign overflows.
-            (true, false) => i64::MAX as u64,
-            (true, true) => i64::MIN as u64,
-        };
-        w.set_lane64(u.d, lane, if carry && saturates { limit } else { value });
-        out |= u64::from(carry) << lane;
-    }
+        set_wide(w, u.d, k, mask, r, 2);
+        out |= u64::from(H::movemask(carries) & mask) << (16 * k);
+    });
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
 }
+levels!(mad64 = mad64_body[SIGNED: bool]);
 
-const MAD_SATURATES: u32 = 2;
+const MAD_SATURATES: u32 = 1;
 
 /// `v_qsad_pk_u16_u8`, `v_mqsad_pk_u16_u8`, `v_mqsad_u32_u8`: sums of absolute differences of four windows of the
 /// first source, a byte apart, and the second one. `extra`: zero bytes of the second count nothing, sums have 32 bits,
@@ -406,8 +410,9 @@ pub(crate) fn saturating(op: Op, level: Level, extra: &mut u32) -> Option<Handle
             run
         }
         Op::V_MAD_U64_U32 | Op::V_MAD_I64_I32 => {
-            *extra = MAD_SATURATES | u32::from(op == Op::V_MAD_I64_I32);
-            Some(mad64)
+            let run = handler(op, level, extra);
+            *extra |= MAD_SATURATES;
+            run
         }
         Op::V_ADD_CO_U32 | Op::V_ADDC_CO_U32 => {
             *extra = super::lanes::CARRY_TO_MAX;
@@ -774,8 +779,8 @@ pub(crate) fn handler(op: Op, level: Level, extra: &mut u32) -> Option<Handler> 
     };
     match op {
         Op::V_NOP | Op::V_CLREXCP => Some(nop),
-        Op::V_MAD_U64_U32 => with(0, mad64),
-        Op::V_MAD_I64_I32 => with(1, mad64),
+        Op::V_MAD_U64_U32 => with(0, mad64::<false>(level)),
+        Op::V_MAD_I64_I32 => with(0, mad64::<true>(level)),
         Op::V_READLANE_B32 => Some(readlane),
         Op::V_READFIRSTLANE_B32 => Some(readfirstlane),
         Op::V_WRITELANE_B32 => Some(writelane),

@@ -10,7 +10,8 @@ use crate::checks::Check;
 use crate::exec::{Ctl, Env, Uop};
 use crate::fault::{Access, Finding, Space};
 use crate::isa::Op;
-use crate::wave::{AGPR, Lanes, Wave};
+use crate::program::Registers;
+use crate::wave::{Lanes, Wave};
 
 /// Runs a wave for a short while to see whether it spins. Checks see its instructions as well.
 pub(crate) struct Probe<W> {
@@ -47,15 +48,15 @@ struct State {
 }
 
 impl State {
-    fn of(w: &Wave) -> Box<State> {
-        let registers = (0..2 * AGPR).map(|n| *w.v(n)).collect();
+    fn of(w: &Wave, registers: Registers) -> Box<State> {
+        let registers = registers.slots().map(|slot| *w.v(slot)).collect();
         let scratch = w.scratch.clone();
         Box::new(State { s: w.s, scc: w.scc, mode: w.mode, registers, scratch })
     }
 
-    fn holds(&self, w: &Wave) -> bool {
+    fn holds(&self, w: &Wave, registers: Registers) -> bool {
         (self.scc, self.mode, &self.s) == (w.scc, w.mode, &w.s)
-            && (0..2 * AGPR).all(|n| self.registers[usize::from(n)] == *w.v(n))
+            && registers.slots().zip(&self.registers).all(|(slot, lanes)| lanes == w.v(slot))
             && self.scratch == w.scratch
     }
 }
@@ -133,7 +134,7 @@ impl<W: Watch> Watch for Probe<W> {
                 self.first = w.pc;
             }
             if self.first == w.pc {
-                if self.state.as_ref().is_some_and(|state| state.holds(w)) {
+                if self.state.as_ref().is_some_and(|state| state.holds(w, e.program.registers)) {
                     let circle = self.circle();
                     let finding = circle.finding.clone();
                     self.found = Some(circle);
@@ -141,7 +142,7 @@ impl<W: Watch> Watch for Probe<W> {
                 }
                 // A state is large: none before the wave is back. Loops of several iterations, and code that leads to a loop.
                 if self.visits.is_power_of_two() {
-                    self.state = Some(State::of(w));
+                    self.state = Some(State::of(w, e.program.registers));
                 }
                 self.visits += 1;
             }
