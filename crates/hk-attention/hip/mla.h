@@ -6,8 +6,9 @@
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O. Waves of the same rows make a share of
 // their S each, exchange it in f32 through LDS, and all do the softmax, so that P stays in registers. Where loads go straight to LDS
 // there are two stages; elsewhere the next tile is in registers.
-// Where values are transposed in registers (gfx942), 16 rows are served by waves on their own: each has keys of its own, in registers,
-// and all columns of O. A key passes through LDS once, for the columns alone, without a barrier; the waves meet at the end.
+// Where values are transposed in registers (gfx942), waves split the keys of 16 rows: each has keys of its own, in registers, and all
+// columns of O. A key passes through LDS once, for the columns only, without a barrier; the waves meet at the end. Queries are then sums of
+// terms of fp8 where keys are (SplitQuery in bytes.h).
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
 // (merge.hip), with the same bits.
@@ -41,6 +42,22 @@
 namespace mla {
 
 using namespace attention;
+
+/// What exponentials relative to `own` are multiplied by to be relative to `base`, a maximum that `own` is among.
+HK_FN float rescaled(float own, float base) { return hk::exp2_fast(own - (base == kMinusInf ? 0.0f : base)); }
+
+struct FinishedRow {
+    float factor, lse;
+};
+/// What the accumulators of a row of OnlineSoftmax::sums `sums` are multiplied by at the end, and the row's LSE. `sink`, in natural
+/// units: one more score, without a value; -inf: none. As merge.h does it, so that the bits are the same.
+HK_FN FinishedRow finish_row(Vec<float, 2> sums, float sink = kMinusInf) {
+    sink *= kLog2E;
+    const float most = __builtin_fmaxf(sums[0], sink), base = most == kMinusInf ? 0.0f : most;
+    const float keep = hk::exp2_fast(sums[0] - base), total = __builtin_fmaf(sums[1], keep, hk::exp2_fast(sink - base));
+    return total == 0.0f ? FinishedRow{0.0f, kMinusInf}
+                         : FinishedRow{keep / total, (base + hk::log2_fast(total)) * kLn2};
+}
 
 struct Params {
     attention::Params attention;  // keys are those of the cache, values its first columns
@@ -79,16 +96,16 @@ struct Shape {
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
-    // Waves on their own.
-    static constexpr bool kLone = kRows == 16 && kStored == Rows::Vectors && !hk::kHasReadTr && !hk::kHasLdmatrix;
+    // Waves split the keys.
+    static constexpr bool kSplitKeys = kRows == 16 && kStored != Rows::Any && !hk::kHasReadTr && !hk::kHasLdmatrix;
     // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
     static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
     static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = kLone ? 16 : hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
+    static constexpr int kKeys = kSplitKeys ? 16 : hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
     // Waves that share rows share their scores: each makes those of some tiles of keys, over some steps of the columns.
     static constexpr int kTiles = kKeys / kDim, kKeyShares = kTiles < kWavesV ? kTiles : kWavesV;
-    static constexpr int kColShares = kLone ? 1 : kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
+    static constexpr int kColShares = kSplitKeys ? 1 : kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
     static_assert(kWavesV % kKeyShares == 0 && kTiles % kKeyShares == 0, "equal shares");
     // Chunks of a lane that waves exchange, at once where LDS has room for them beside the stages.
     static constexpr int kChunks = kOwnTiles * kDim * kDim / hk::kWaveSize / 4;
@@ -124,12 +141,19 @@ class Decode {
     static constexpr int kDim = S::kDim, kKeys = S::kKeys, kParts = S::kParts, kC = S::kC;
     static constexpr int kCols = kC / S::kWavesV;  // of O, of a wave
     static constexpr int kRowThreads = 8;  // threads that move a row
-    static constexpr bool kLone = S::kLone;
-    static constexpr int kValueParts = kC / 64,
-                         kSlots = kValueParts - 1;  // of columns of values, in LDS of a wave on its own
-    static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kLone ? 1 : kKeys / kRowsAtOnce;
+    static constexpr bool kSplitKeys = S::kSplitKeys;
+    static constexpr int kValueParts = kC / 64;
+    // Waves that split the keys multiply and stage fp8 as it is.
+    static constexpr bool kAsBytes = kSplitKeys && S::kStored == Rows::Fp8;
+    static constexpr int kTileParts = kAsBytes ? 2 : 1, kValueTiles = kValueParts / kTileParts;
+    static constexpr int kSlots = kValueTiles - 1;  // of columns of values, in LDS of a wave
+    using Terms = decode::SplitQuery<T, hk::kMmaFp8Type>;
+    static constexpr int kTermFrags = kAsBytes ? kValueParts * Terms::kTerms : 0;
+    static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kSplitKeys ? 1 : kKeys / kRowsAtOnce;
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
     static constexpr int kPartSteps = 128 / kFragBytes;
+    // Bytes of a stored element.
+    static constexpr u32 kElement = S::kBytes ? 1 : sizeof(T), kElementOfPe = S::kStored == Rows::Fp8 ? 1 : sizeof(T);
     static constexpr int kColShares = S::kColShares, kOwnTiles = S::kOwnTiles, kOwnSteps = kSteps / kColShares;
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
@@ -148,15 +172,16 @@ class Decode {
   public:
     struct Lds {
         union {
-            Tile rows[kLone ? S::kWaves : S::kStages][kLone ? kSlots : kParts];
+            Tile rows[kSplitKeys ? S::kWaves : S::kStages][kSplitKeys ? kSlots : kParts];
             Vec<float, 2> parts[kMostParts][kMergedRows];
-            Chunk sums_of_values[kLone ? S::kWaves - 1 : 1][kCols / kDim][hk::kWaveSize];
+            Chunk sums_of_values[kSplitKeys ? S::kWaves - 1 : 1][kCols / kDim][hk::kWaveSize];
         };
         hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
-        Chunk scores[kLone ? 1 : S::kWaves][kLone ? 1 : S::kChunks / S::kRounds][kLone ? 1 : hk::kWaveSize];
+        Chunk scores[kSplitKeys ? 1 : S::kWaves][kSplitKeys ? 1 : S::kChunks / S::kRounds]
+                    [kSplitKeys ? 1 : hk::kWaveSize];
         alignas(16) T key[S::kPe];  // rotated columns of the last key
         float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
-        Vec<float, 2> sums[kLone ? S::kWaves : 1][kLone ? kDim : 1];  // maxima and sums
+        Vec<float, 2> sums[kSplitKeys ? S::kWaves : 1][kSplitKeys ? kDim : 1];  // maxima and sums
         u32 last;
     };
 
@@ -179,10 +204,11 @@ class Decode {
     u32 n_tiles_;
     bool scaled_;  // scores are scaled before the softmax
     float scale_;  // of scores in the softmax, in units of log2, above 0
-    hk::Frag q_[S::kQueriesInLds ? 1 : kOwnSteps];
+    hk::Frag q_[S::kQueriesInLds ? 1 : kAsBytes ? kTermFrags + S::kPe / 64 * kPartSteps : kOwnSteps];
+    float unit_ = 1.0f;  // of the terms of the lane's row
     hk::WaveTile<Mma, kCols, kDim> o_;
     OnlineSoftmax<kDim, T> softmax_;
-    Vec<float, 2> met_ = {kMinusInf, 0.0f};  // the maximum and sum of lone waves together
+    Vec<float, 2> met_ = {kMinusInf, 0.0f};  // the maximum and sum of waves that split the keys
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
 
     /// What a thread moves of a row. Of T: chunk `piece()` of each part. Of bytes: 16 columns of each other part, from 16 piece() on;
@@ -218,14 +244,14 @@ class Decode {
     HK_FN static hk::DivMod page_of(const attention::Params &p, u32 key) {
         return hk::DivMod(key, p.pages.tokens, p.pages.inverse);
     }
-    HK_FN void load_entries(u32 tile) {
+    HK_FN i32 entry_of(u32 key) const {
         const attention::Params &p = params();
         const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
+        return key < end_ ? table[page_of(p, key).quotient] : kAbsent;
+    }
+    HK_FN void load_entries(u32 tile) {
 #pragma unroll
-        for (int i = 0; i < kMoves; ++i) {
-            const u32 key = first_ + tile * kKeys + row_of_thread(i);
-            entry_[i] = key < end_ ? table[page_of(p, key).quotient] : kAbsent;
-        }
+        for (int i = 0; i < kMoves; ++i) entry_[i] = entry_of(first_ + tile * kKeys + row_of_thread(i));
     }
     HK_FN Source source_of(u32 tile, int move) const {
         return source(first_ + tile * kKeys + row_of_thread(move), entry_[move]);
@@ -388,7 +414,7 @@ class Decode {
                 constexpr int kPairs = kC / 128;
 #pragma unroll
                 for (int c = 0; c < kPairs; ++c) {
-                    const Vec<u32, 8> v = widened(part, c);
+                    const Vec<u32, 8> v = widened(part.chunk[c], scale_of(part.scales, c));
                     put(2 * c + half(), 2 * piece(), v.lo);
                     put(2 * c + half(), 2 * piece() + 1, v.hi);
                 }
@@ -396,7 +422,7 @@ class Decode {
                     const u32 chunk = 2 * piece() + half();
                     put(kParts - 1, chunk, part.rotated ? rotated_key(chunk * 8) : part.pe);
                 } else if (half() == 0) {
-                    const Vec<u32, 8> v = widened(part, kPairs);
+                    const Vec<u32, 8> v = widened(part.chunk[kPairs]);
                     const u32 chunk = 2 * piece();
                     put(kParts - 1, chunk, part.rotated ? rotated_key(chunk * 8) : v.lo);
                     put(kParts - 1, chunk + 1, part.rotated ? rotated_key(chunk * 8 + 8) : v.hi);
@@ -411,27 +437,29 @@ class Decode {
             if (leads_row()) lds_.state[stage][row] = part.state;
         }
     }
-    /// 16 columns of bytes.
-    HK_FN static Vec<u32, 8> widened(const Part &part, int c) {
+    /// The scale of 128 columns.
+    HK_FN static float scale_of(const Chunk &scales, int of) { return __builtin_bit_cast(float, u32(scales[of])); }
+    /// 16 columns of bytes. `scale`: of rows of 656 bytes.
+    HK_FN static Vec<u32, 8> widened(const Chunk &chunk, [[maybe_unused]] float scale = 1.0f) {
         if constexpr (kStored == Rows::Scaled) {
-            const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(part.chunk[c]);
-            const float scale = __builtin_bit_cast(float, u32(part.scales[c]));
-            if constexpr (hk::kHasCvtBf16) return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v * scale));
-            return rounded(v * (scale == scale ? scale : __builtin_nanf("")));
+            const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(chunk) * scale;
+            if constexpr (hk::kHasCvtBf16) return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v));
+            return rounded(v);
         } else {
-            return decode::BytesFp8<T>::template widened<8>(part.chunk[c]);
+            return decode::BytesFp8<T>::template widened<8>(chunk);
         }
     }
-    /// Rounds to the nearest bf16, ties to even. NaNs have zeros in their low halves: unlike in `narrow`, no sum carries into a sign.
+    /// Rounds to the nearest bf16, ties to even; magnitudes from 2^112 on to NaN. 2^16 x - x is rounded where a bf16 of x ends.
     HK_FN static Vec<u32, 8> rounded(Vec<float, 16> v) {
-        const auto lifted = [&](int i) {
-            const float x = v[i];
-            const u32 bits = hk::detail::bits_of(x);
-            return bits + 0x7fffu + (bits >> 16 & 1u);
-        };
+        using Pair = Vec<float, 2>;
+        constexpr Pair kLift = 0x1p16f;
         Vec<u32, 8> pairs;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) pairs[i] = hk::detail::high_halves(lifted(2 * i), lifted(2 * i + 1));
+        for (int i = 0; i < 8; ++i) {
+            const Pair x = {v[2 * i], v[2 * i + 1]}, less = __builtin_elementwise_fma(x, kLift, -x);
+            const Pair y = __builtin_elementwise_fma(x, kLift, -less);
+            pairs[i] = hk::detail::high_halves(hk::detail::bits_of(y[0]), hk::detail::bits_of(y[1]));
+        }
         return pairs;
     }
 
@@ -503,13 +531,49 @@ class Decode {
             hk::block_barrier();
         } else {
             const u64 row = query_row(own_[0]);
-            const u32 lane = hk::lane_id();
+            const auto frag = [&](int s) {
+                const Step step = own_step(s);
+                const u32 col = step.part * 64 + chunk_of(step.part, step.of_part) * 8;
+                return query_chunk(wave_rows_ * kDim + hk::lane_id() % kDim, row, col, col >= kC);
+            };
+            if constexpr (kAsBytes) {
+                load_terms(frag);
+            } else {
 #pragma unroll
-            for (int s = 0; s < kOwnSteps; ++s) {
-                const u32 col = own_step(s).of_row() * (kFragBytes / 2) + lane / kDim * 8;
-                q_[s] = query_chunk(wave_rows_ * kDim + lane % kDim, row, col, col >= kC);
+                for (int s = 0; s < kOwnSteps; ++s) q_[s] = frag(s);
             }
         }
+    }
+    /// Queries as terms of fp8, but for the columns beside those of values. `frag(s)`: two are the 16 columns that a lane has of a part.
+    HK_FN void load_terms(auto frag) {
+        Vec<float, 16> v[kValueParts];
+        hk::AbsMax most;
+#pragma unroll
+        for (int part = 0; part < kValueParts; ++part) {
+            const hk::Frag low = frag(2 * part), high = frag(2 * part + 1);
+            v[part] = hk::widen<T, 16>(
+                __builtin_bit_cast(Vec<T, 16>, __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7)));
+            most.add(v[part]);
+        }
+        const Terms terms(hk::reduce_over_lane_groups<kDim>(most.bits, hk::MaxBits{}));
+        unit_ = terms.unit;
+#pragma unroll
+        for (int part = 0; part < kValueParts; ++part) {
+            Chunk of_part[Terms::kTerms];
+            terms.split(v[part], of_part);
+#pragma unroll
+            for (int t = 0; t < Terms::kTerms; ++t) q_[part * Terms::kTerms + t] = of_part[t];
+        }
+#pragma unroll
+        for (int i = 0; i < kOwnSteps - 2 * kValueParts; ++i) q_[kTermFrags + i] = frag(2 * kValueParts + i);
+    }
+    /// The chunk of a part's 64 columns that is the lane's fragment i: of bytes that a wave widens it has 16 neighbouring columns.
+    HK_FN static u32 chunk_of(u32 part, u32 i) {
+        const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
+        return kSplitKeys && is_widened(part) ? group * kPartSteps + i : i * hk::kLaneGroups<kDim> + group;
+    }
+    HK_FN static constexpr bool is_widened(u32 part) {
+        return kStored == Rows::Fp8 || (kStored == Rows::Scaled && part < kValueParts);
     }
     /// A step of the columns: waves that share tiles of keys take them in turn, so that parts are constants.
     struct Step {
@@ -686,8 +750,8 @@ class Decode {
 
     HK_FN void walk() {
         n_tiles_ = hk::uniform((end_ - first_ + kKeys - 1) / kKeys);
-        if constexpr (kLone) {
-            walk_alone();
+        if constexpr (kSplitKeys) {
+            walk_own_keys();
         } else if constexpr (S::kDirect) {
             load_entries(0);
             copy(0, 0);
@@ -713,28 +777,42 @@ class Decode {
         }
     }
 
-    // Lone waves take tiles of keys in turn. Lane l has row l % kKeys of a tile, and loads the fragments of the first product from memory.
-    // LDS has room for all but one part of the columns of values: those of part 0 are in registers before the last part takes its place.
-    static constexpr int kAccs = 64 / kDim;
-
-    struct TileFrags {
-        hk::Frag part[kParts][kPartSteps];
+    // Waves that split the keys take tiles of them in turn. Lane l has row l % kKeys of a tile, and loads the fragments of S from memory.
+    // 16 bits and rows of 656 bytes are fragments of T, the latter widened; fp8 is multiplied by queries that are sums of terms of fp8, and
+    // widened where its columns are transposed. The columns beside those of values, which may be rotated, are always T.
+    // LDS has room for all but 128 bytes of the columns of values of a row: the first ones are in registers before the last take their place.
+    /// A lane's share of a row, as it is stored.
+    struct OwnRow {
+        Chunk part[kParts][kPartSteps];  // of bytes to be widened the first one
+        Chunk scales;
     };
-    HK_FN i32 entry_of(u32 tile) const {
-        const attention::Params &p = params();
-        const auto *table = reinterpret_cast<GlobalPtr<const i32>>(p.pages.table) + work_.pages;
-        const u32 key = first_ + tile * kKeys + hk::lane_id() % kKeys;
-        return key < end_ ? table[page_of(p, key).quotient] : kAbsent;
-    }
-    /// Part `part` of the rows of a tile. Of rows that are not there, and of columns behind the last one, zeros.
-    HK_FN void load_part(TileFrags &frags, int part, u64 row) const {
+    /// Part `part` of a row; with the first one scales. Of rows that are not there, and of columns behind the last one, zeros.
+    HK_FN void load_part(OwnRow &to, int part, u64 row) const {
+        if (kStored == Rows::Scaled && part == 0) to.scales = vector(row + kScalesAt);
         const u32 of_lane = hk::group_of_lane<kDim>(hk::lane_id()) * 16;
         const u64 zeros = zero_row();
+        const u32 pe = kStored == Rows::Scaled ? kScaledPeAt : kC * kElement, width = params().dqk - kC;
+        const u32 first = part < kValueParts ? part * 64 * kElement : pe + (part - kValueParts) * 64 * kElementOfPe;
 #pragma unroll
-        for (int i = 0; i < kPartSteps; ++i) {
-            const u32 byte = part * 128 + i * kFragBytes + of_lane;
-            const bool there = part < kValueParts || byte < params().dqk * sizeof(T);
-            frags.part[part][i] = vector((there ? row : zeros) + byte);
+        for (int i = 0; i < (is_widened(part) ? 1 : kPartSteps); ++i) {
+            const u32 byte = first + i * kFragBytes + of_lane;
+            const bool there = kStored == Rows::Scaled || part < kValueParts || byte - pe < width * kElementOfPe;
+            to.part[part][i] = vector((there ? row : zeros) + byte);
+        }
+    }
+    /// The fragments of a part.
+    HK_FN static void widen_part(OwnRow &row, int part, const Chunk &scales) {
+        if (!is_widened(part)) return;
+        const float scale = kStored == Rows::Scaled ? scale_of(scales, part / 2) : 1.0f;
+        const Vec<u32, 8> v = widened(row.part[part][0], scale);
+        row.part[part][0] = v.lo, row.part[part][1] = v.hi;
+    }
+    /// Adds the products of 16 bytes of a part and of all terms of the queries, in two chains.
+    HK_FN void multiply_terms(typename Mma::Acc (&sum)[2], int part, const Chunk &bytes) const {
+#pragma unroll
+        for (int t = 0; t < Terms::kTerms; ++t) {
+            const hk::Frag &q = q_[part * Terms::kTerms + t];
+            sum[t % 2] = Terms::template Mma<64>::mma(&bytes, &q, sum[t % 2]);
         }
     }
     HK_FN static u64 zero_row() {
@@ -742,10 +820,16 @@ class Decode {
         return reinterpret_cast<u64>(&zeros[0]);
     }
 
-    /// What a lane reads of 64 columns of a tile: 4 neighbouring columns of the 4 keys whose scores it has.
+    /// Writes a chunk of a part's columns, of the lane's key, where `value_rows` reads it.
+    HK_FN static void stage(Tile (&staged)[kSlots], int part, u32 chunk, const Chunk &v) {
+        const u32 of_tile = part % kTileParts * hk::kLaneGroups<kDim> + chunk;
+        staged[part / kTileParts % kSlots].chunk[Tile::place(hk::lane_id() % kKeys, of_tile)] = v;
+    }
+    /// What a lane reads of 128 bytes of columns: 8 bytes, neighbouring columns, of the 4 keys whose scores it has.
     struct ValueRows {
         Vec<u32, 2> row[kKeys / hk::kLaneGroups<kDim>];
     };
+    static constexpr int kAccs = 8 / (kAsBytes ? 1 : sizeof(T));
     HK_FN static ValueRows value_rows(const Tile &tile) {
         ValueRows rows;
         const u32 lane = hk::lane_id();
@@ -758,55 +842,72 @@ class Decode {
     HK_FN static void transpose(const ValueRows &rows, Vec<u32, 2> (&operand)[kAccs]) {
 #pragma unroll
         for (int j = 0; j < kAccs; ++j) {
-            const hk::detail::SelectHalf half(j % 2 != 0);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) operand[j][i] = half(rows.row[2 * i][j / 2], rows.row[2 * i + 1][j / 2]);
+            for (int i = 0; i < 2; ++i) {
+                const auto &first = rows.row[2 * i], &second = rows.row[2 * i + 1];
+                if constexpr (kAsBytes) {
+                    u32 pairs[2];
+                    decode::BytesFp8<T>::across(first[j / 4], second[j / 4], j / 2 % 2, pairs);
+                    operand[j][i] = pairs[j % 2];
+                } else {
+                    operand[j][i] = hk::detail::SelectHalf(j % 2 != 0)(first[j / 2], second[j / 2]);
+                }
+            }
         }
     }
 
     using AllColumns = hk::WaveTile<Mma, kC, kDim>;
 
-    HK_FN void walk_alone() {
+    HK_FN void walk_own_keys() {
         AllColumns o;
         u32 tile = hk::wave_id();
-        const u32 own_key = first_ + hk::lane_id() % kKeys;
+        const auto key_of = [&](u32 of) { return first_ + of * kKeys + hk::lane_id() % kKeys; };
         Tile(&staged)[kSlots] = lds_.rows[hk::wave_id()];
-        Source from = source(own_key + tile * kKeys, entry_of(tile));
-        i32 entry = entry_of(tile + S::kWaves);
-        TileFrags frags;
+        Source from = source(key_of(tile), entry_of(key_of(tile)));
+        i32 entry = entry_of(key_of(tile + S::kWaves));
+        OwnRow own;
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) load_part(frags, part, from.row ? from.row : zero_row());
+        for (int part = 0; part < kParts; ++part) load_part(own, part, from.row ? from.row : zero_row());
         for (; tile < n_tiles_; tile += S::kWaves) {
             const Source now = from;
-            from = source(own_key + (tile + S::kWaves) * kKeys, entry);
-            entry = entry_of(tile + 2 * S::kWaves);
+            from = source(key_of(tile + S::kWaves), entry);
+            entry = entry_of(key_of(tile + 2 * S::kWaves));
             const u64 next = from.row ? from.row : zero_row();
-            typename Mma::Acc sum[2] = {};
+            typename Mma::Acc sum[2] = {}, of_terms[2] = {};
             ValueRows rows;
+            const Chunk scales = own.scales;
             // A part's fragments are multiplied, staged, and give their registers to those of the next tile.
 #pragma unroll
             for (int part = 0; part < kParts; ++part) {
-                if (part == 1) rows = value_rows(staged[0]);
+                if (part == kTileParts) rows = value_rows(staged[0]);
+                if (kAsBytes && part < kValueParts) {
+                    stage(staged, part, hk::group_of_lane<kDim>(hk::lane_id()), own.part[part][0]);
+                    multiply_terms(of_terms, part, own.part[part][0]);
+                } else {
+                    widen_part(own, part, scales);
 #pragma unroll
-                for (int i = 0; i < kPartSteps; ++i) {
-                    hk::Frag &frag = frags.part[part][i];
-                    const u32 chunk = i * hk::kLaneGroups<kDim> + hk::group_of_lane<kDim>(hk::lane_id());
-                    if (part >= kValueParts && hk::ballot(now.rotated) != 0) {
-                        if (now.rotated) frag = rotated_key((part - kValueParts) * 64 + chunk * 8);
+                    for (int i = 0; i < kPartSteps; ++i) {
+                        hk::Frag &frag = own.part[part][i];
+                        const u32 chunk = chunk_of(part, i);
+                        if (part >= kValueParts && hk::ballot(now.rotated) != 0) {
+                            if (now.rotated) frag = rotated_key((part - kValueParts) * 64 + chunk * 8);
+                        }
+                        if (part < kValueParts) stage(staged, part, chunk, frag);
+                        const int at = kAsBytes ? kTermFrags + (part - kValueParts) * kPartSteps : part * kPartSteps;
+                        sum[i % 2] = Mma::mma(&frag, &q_[at + i], sum[i % 2]);
                     }
-                    if (part < kValueParts)
-                        staged[part % kSlots].chunk[Tile::place(hk::lane_id() % kKeys, chunk)] = frag;
-                    sum[i % 2] = Mma::mma(&frag, &q_[part * kPartSteps + i], sum[i % 2]);
                 }
                 // Else the next fragments come before these are read, into registers of their own.
 #if defined(HK_AMD)
                 asm volatile("" : "+v"(sum[0]), "+v"(sum[1]));
+                if constexpr (kAsBytes) asm volatile("" : "+v"(of_terms[0]), "+v"(of_terms[1]));
 #endif
-                load_part(frags, part, next);
+                load_part(own, part, next);
                 hk::sched_barrier();
             }
             Scores s;
             s.acc[0][0] = sum[0] + sum[1];
+            if constexpr (kAsBytes) s.acc[0][0] += (of_terms[0] + of_terms[1]) * unit_;
             const u32 state = __builtin_bit_cast(u32, now.state);
             mask(
                 s, tile, [&] { return now.state; },
@@ -814,13 +915,13 @@ class Decode {
             softmax_.update(s, o, scale_);
             const Vec<u32, 2> probabilities = hk::pack_positive<T>(s.acc[0][0]);
 #pragma unroll
-            for (int part = 0; part < kValueParts; ++part) {
+            for (int of = 0; of < kValueTiles; ++of) {
                 Vec<u32, 2> columns[kAccs];
                 transpose(rows, columns);
-                if (part + 1 < kValueParts) rows = value_rows(staged[(part + 1) % kSlots]);
+                if (of + 1 < kValueTiles) rows = value_rows(staged[(of + 1) % kSlots]);
 #pragma unroll
                 for (int j = 0; j < kAccs; ++j) {
-                    auto &acc = o.acc[0][part * kAccs + j];
+                    auto &acc = o.acc[0][of * kAccs + j];
                     acc = ValueMma::mma(columns[j], probabilities, acc);
                 }
                 hk::sched_barrier();
@@ -828,7 +929,7 @@ class Decode {
         }
         meet(o);
     }
-    /// The sums of lone waves, each wave those of its kCols columns: its own ones first, then the others' in ascending order.
+    /// The sums of all waves, each wave those of its kCols columns: its own ones first, then the others' in ascending order.
     HK_FN void meet(const AllColumns &o) {
         constexpr int kOwnAccs = kCols / kDim;
         const u32 lane = hk::lane_id(), wave = hk::wave_id(), row = lane % kDim;
@@ -838,14 +939,13 @@ class Decode {
         float base = kMinusInf, sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < S::kWaves; ++w) base = __builtin_fmaxf(base, lds_.sums[w][row][0]);
-        const auto weight = [&](float of) { return hk::exp2_fast(of - (base == kMinusInf ? 0.0f : base)); };
 #pragma unroll
         for (int w = 0; w < S::kWaves; ++w) {
             const Vec<float, 2> of = lds_.sums[w][row];
-            sum = __builtin_fmaf(of[1], weight(of[0]), sum);
+            sum = __builtin_fmaf(of[1], rescaled(of[0], base), sum);
         }
         met_ = {base, sum};
-        const float factor = weight(own[0]);
+        const float factor = rescaled(own[0], base);
 #pragma unroll
         for (u32 to = 0; to < u32(S::kWaves); ++to) {
             if (to > 0) hk::block_barrier();
@@ -869,7 +969,7 @@ class Decode {
         }
     }
 
-    HK_FN Vec<float, 2> sums(u32 r) const { return kLone ? met_ : softmax_.sums(r); }
+    HK_FN Vec<float, 2> sums(u32 r) const { return kSplitKeys ? met_ : softmax_.sums(r); }
 
     /// True: the outputs are partial ones.
     HK_FN bool store_outputs() const {
@@ -889,7 +989,7 @@ class Decode {
                 if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : of_row);
                 continue;
             }
-            auto [factor, lse] = finish(sums(r));
+            auto [factor, lse] = finish_row(sums(r));
             if (work_.poison) factor = nan, lse = nan;
             if (!own.there) continue;
             const u64 row = row_address(p.out, work_, packed, own.query, own.head);
@@ -901,15 +1001,6 @@ class Decode {
                 *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) = lse;
         }
         return partial;
-    }
-    struct Finished {
-        float factor, lse;
-    };
-    /// What outputs are multiplied by, and the row's LSE, as merges make them, so that the bits are the same.
-    HK_FN static Finished finish(Vec<float, 2> sums) {
-        const float base = sums[0] == kMinusInf ? 0.0f : sums[0];
-        const float keep = hk::exp2_fast(sums[0] - base), total = sums[1] * keep;
-        return total == 0.0f ? Finished{0.0f, kMinusInf} : Finished{keep / total, (base + hk::log2_fast(total)) * kLn2};
     }
     /// The results of all splits of the tile, kMergedRows rows at a time, whose maxima and sums are in LDS.
     HK_FN void merge() const {
@@ -964,6 +1055,24 @@ class Decode {
     }
     /// Calls `f(col, y)` for the runs of columns of the lane's row r.
     HK_FN void each_run(u32 r, auto f) const {
+        if constexpr (kSplitKeys) {
+            // A lane's accumulators of kAccs operands are neighbouring columns; with 256 columns of bytes a wave has half of them.
+            constexpr int kOwnAccs = kCols / kDim, kRun = kAccs < kOwnAccs ? kAccs : kOwnAccs;
+#pragma unroll
+            for (int i = 0; i < kOwnAccs; i += kRun) {
+                const u32 first = wave_cols_ * kOwnAccs + i;
+#pragma unroll
+                for (int n = 0; n < Places::kElements; ++n) {
+                    Vec<float, kRun> y;
+#pragma unroll
+                    for (int e = 0; e < kRun; ++e) y[e] = o_.acc[0][i + e][n];
+                    const u32 col =
+                        first / kAccs * (kAccs * kDim) + Places::n(hk::lane_id(), n) * kAccs + first % kAccs;
+                    f.template operator()<kRun>(col, y);
+                }
+            }
+            return;
+        }
         // Rows of operands that are neighbouring columns: all that a lane has of two or four tiles, or four or two of one.
         constexpr int kOperands = 64 / kDim, kInterleaved = hk::kHasReadTr || hk::kHasLdmatrix ? 1 : kOperands;
         constexpr int kRun = hk::kHasLdmatrix ? 2 : 4;
@@ -994,7 +1103,7 @@ class Decode {
     HK_FN void run(u32 tile) {
         const attention::Params &p = p_.attention;
         wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
-        key_share_ = wave_cols_ % S::kKeyShares, col_share_ = kLone ? 0 : wave_cols_ / S::kKeyShares;
+        key_share_ = wave_cols_ % S::kKeyShares, col_share_ = kSplitKeys ? 0 : wave_cols_ / S::kKeyShares;
         const u32 first_row = work_.first + wave_rows_ * kDim;
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));

@@ -344,6 +344,36 @@ proptest! {
     }
 }
 
+/// Lengths around the tiles and the turns of the waves over rows of bytes, with rotations of the last keys and without.
+#[test]
+fn every_length_of_bytes() {
+    let sizes = [
+        (Stored::Fp8, DType::Bf16, 512, 64),
+        (Stored::Fp8, DType::F16, 512, 48),
+        (Stored::Fp8, DType::F16, 256, 64),
+        (Stored::Fp8, DType::Bf16, 256, 0),
+        (Stored::Packed, DType::Bf16, 512, 64),
+    ];
+    for (n, (stored, dtype, c, r)) in sizes.into_iter().enumerate() {
+        for rotary in [None, Some(r / 2)] {
+            let case = Case {
+                dtype,
+                stored,
+                heads: 16 - n,
+                c,
+                r,
+                lens: [0, 1, 15, 16, 17, 63, 64, 65, 80, 129].map(|keys| [1, keys]).into(),
+                page: None,
+                rotary,
+                tile: "short",
+                keys_per_split: 0,
+                bits: n as u32,
+            };
+            check(&format!("{case:?}"), &case.call(true));
+        }
+    }
+}
+
 /// Scales of packed rows: a NaN whose payload is all ones, an infinity, and one whose products with odd elements lie halfway between
 /// two numbers of bf16.
 #[test]
@@ -413,23 +443,41 @@ impl Batch {
 
     /// Outputs and log-sum-exp, with key `j` in slot `slots[j]` of `n`.
     fn run(&self, gpu: &Gpu, slots: &[i32], n: usize, how: How, tickets: Option<&mut Tickets>) -> Results {
+        let mut memory = Memory::new(gpu, self.keys.len(), self.heads);
+        let longest = self.keys.iter().max().copied();
+        memory.call(gpu, self.upload(gpu, slots, n).inputs(), how, longest, tickets).unwrap();
+        memory.results(gpu)
+    }
+
+    fn upload(&self, gpu: &Gpu, slots: &[i32], n: usize) -> Uploaded {
         let batch = self.keys.len();
-        let q = gpu.upload(&self.q, [batch, self.heads, COLUMNS]);
-        let pool = gpu.upload(&self.pool(slots, n), [n, 1, 1, COLUMNS]);
-        let indptr = gpu.upload(&starts(&self.keys), [batch + 1]);
-        let indices = gpu.upload(slots, [slots.len()]);
-        let mut memory = Memory::new(gpu, batch, self.heads);
-        let inputs = MlaDecodeInputs {
-            q: q.view(),
-            kv_pool: pool.view(),
+        Uploaded {
+            q: gpu.upload(&self.q, [batch, self.heads, COLUMNS]),
+            pool: gpu.upload(&self.pool(slots, n), [n, 1, 1, COLUMNS]),
+            indptr: gpu.upload(&starts(&self.keys), [batch + 1]),
+            indices: gpu.upload(slots, [slots.len()]),
+        }
+    }
+}
+
+/// A batch on a device, its keys in slots.
+struct Uploaded {
+    q: Tensor<bf16>,
+    pool: Tensor<bf16>,
+    indptr: Tensor<i32>,
+    indices: Tensor<i32>,
+}
+
+impl Uploaded {
+    fn inputs(&self) -> MlaDecodeInputs<'_, bf16, bf16> {
+        MlaDecodeInputs {
+            q: self.q.view(),
+            kv_pool: self.pool.view(),
             kv_scale: None,
-            keys: LatentKeys::Slots { kv_indptr: indptr.view(), kv_indices: indices.view() },
+            keys: LatentKeys::Slots { kv_indptr: self.indptr.view(), kv_indices: self.indices.view() },
             cu_seqlens_q: None,
             rope: None,
-        };
-        let longest = self.keys.iter().max().copied();
-        memory.call(gpu, inputs, how, longest, tickets).unwrap();
-        memory.results(gpu)
+        }
     }
 }
 
@@ -621,13 +669,10 @@ fn last_keys_are_stored_once() {
         let gpu = Gpu::open(&format!("emu:{arch}"));
         let slots = shuffled(195, 4);
         let table = gpu.upload(&Fill::Normal.elements::<f32>(8 * ROTARY, 3), [8, ROTARY]);
-        let (positions, indptr) = (gpu.upload(&[5, 0, 7], [3]), gpu.upload(&starts(&keys), [4]));
-        let indices = gpu.upload(&slots, [195]);
+        let positions = gpu.upload(&[5, 0, 7], [3]);
         for (tile, heads) in [(QueryTile::Short, 16), (QueryTile::Short, 40), (QueryTile::Tall, 128)] {
             for splits in [ONE, Splits::KeysPerSplit(64)] {
-                let batch = Batch::new(heads, &keys);
-                let q = gpu.upload(&batch.q, [3, heads, COLUMNS]);
-                let pool = gpu.upload(&batch.pool(&slots, 195), [195, 1, 1, COLUMNS]);
+                let batch = Batch::new(heads, &keys).upload(&gpu, &slots, 195);
                 let stored = |rotated: Option<&mut Tensor<bf16>>| {
                     let mut memory = Memory::new(&gpu, 3, heads);
                     let rope = MlaRope {
@@ -635,14 +680,7 @@ fn last_keys_are_stored_once() {
                         positions: positions.view(),
                         style: RopeStyle::Neox,
                     };
-                    let inputs = MlaDecodeInputs {
-                        q: q.view(),
-                        kv_pool: pool.view(),
-                        kv_scale: None,
-                        keys: LatentKeys::Slots { kv_indptr: indptr.view(), kv_indices: indices.view() },
-                        cu_seqlens_q: None,
-                        rope: Some(rope),
-                    };
+                    let inputs = MlaDecodeInputs { rope: Some(rope), ..batch.inputs() };
                     let outputs = MlaDecodeOutputs {
                         out: memory.out.view_mut(),
                         lse: Some(memory.lse.view_mut()),

@@ -173,8 +173,9 @@ fn rows_of_block(options: &MlaOptions, rows: usize, sequences: usize) -> usize {
 /// | `workspace`               | `[n]`                       | `f32`         | contiguous, on 16 bytes    |
 ///
 /// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8 (of fp8: 16), are
-/// read by 16 bytes; others column by column. fp8 is widened exactly, and `kv_scale` is a factor of scores, outputs and `k_pe_out`: a rotated key is rounded before. Rows of
-/// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): an element times its factor is rounded to `bf16`. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
+/// read by 16 bytes; others column by column. fp8 is widened exactly, or, where gfx942 reads it by 16 bytes for 16 rows, multiplied by queries
+/// that are sums of terms of fp8 (error at most 2^-17 of a row's largest magnitude, of `f16` 2^-22); `kv_scale` is a factor of scores, outputs and `k_pe_out`: a rotated key is rounded before. Rows of
+/// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): an element times its factor is rounded to `bf16`; on gfx942 magnitudes from 2^112 on are NaN. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
 /// without a visible key gives 0, its `lse` is -inf. Without a workspace ([`mla_workspace`]) there is one split.
 ///
 /// Lengths, slots and pages are on the device and are not trusted. Outputs are NaN: of queries that see a slot or page that the pool does
