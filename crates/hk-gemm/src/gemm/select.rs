@@ -219,8 +219,8 @@ impl GemmTile {
             TileInfo { warpgroups: cost(warpgroups), ..info }
         }
         match self {
-            // Alone on a CU: nothing runs beside its barriers.
-            Self::T256x256 => of_halves((1, 1.1), of([256, 256], (1, 1.5), (1, 4.0))),
+            // Alone on a CU: nothing runs beside its barriers. 16-bit floats on gfx950 read halves of stages ahead.
+            Self::T256x256 => of_halves((1, 0.5), of([256, 256], (1, 1.5), (1, 4.0))),
             Self::T128x256 => of_halves((1, 0.3), with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0)))),
             // Its ring of three stages leaves no room for a second block on gfx950.
             Self::T128x128 => {
@@ -810,8 +810,9 @@ mod tests {
             // A CU has one block of 128 x 128, and 128 x 256 loads fewer bytes for an output.
             ([512, 6144, 4096], GemmTile::T128x128, 1),
             ([384, 6144, 4096], GemmTile::T128x256, 3),
-            ([129, 4096, 14336], GemmTile::T128x256, 8),
-            ([129, 28672, 4096], GemmTile::T128x256, 1),
+            ([512, 4096, 14336], GemmTile::T128x256, 4),
+            ([2048, 4096, 14336], GemmTile::T256x256, 2),
+            ([255, 28672, 4096], GemmTile::T128x256, 1),
             ([2048, 4096, 4096], GemmTile::T128x256, 1),
             ([512, 28672, 4096], GemmTile::T256x256, 1),
         ] {

@@ -43,6 +43,8 @@ struct Tile {
     /// without it.
     static constexpr bool kPingPong = !kLines && hk::kHasPingPong && kThreads == 2 * hk::kSimdsPerCu * hk::kWaveSize &&
                                       (!kDirectToLds || kStages >= 3 * kStep);
+    /// Halves of a stage are read from LDS ahead.
+    static constexpr bool kHalves = kLines && kDirectToLds && kBytes == 2 * hk::kFragBytes * Mma::kFrags;
 
     template <int kRows>
     using Mover = hk::Mover<hk::SharedTile<kRows, kBytes>, kThreads, kAccess, Mma::kBytes>;
@@ -77,19 +79,19 @@ struct LdsFragments {
     HK_FN Frag a(int m, int k) const { return step.a[k / kOfStage]->frag(T::wave_m() + 16 * m, k % kOfStage); }
 };
 
-/// A wave's fragments of the current step, in registers.
-template <class T>
+/// A wave's fragments of the current step, in registers: `kK` of each row.
+template <class T, int kK = T::kStep * T::kBytes / hk::kFragBytes>
 struct RegisterFragments {
-    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16, kK = T::kStep * T::kBytes / hk::kFragBytes;
+    static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     Frag w_[kN][kK], a_[kM][kK];
 
-    HK_FN explicit RegisterFragments(const auto &from) {
+    HK_FN explicit RegisterFragments(const auto &from, int first = 0) {
 #pragma unroll
         for (int k = 0; k < kK; ++k) {
 #pragma unroll
-            for (int n = 0; n < kN; ++n) w_[n][k] = from.w(n, k);
+            for (int n = 0; n < kN; ++n) w_[n][k] = from.w(n, first + k);
 #pragma unroll
-            for (int m = 0; m < kM; ++m) a_[m][k] = from.a(m, k);
+            for (int m = 0; m < kM; ++m) a_[m][k] = from.a(m, first + k);
         }
     }
     HK_FN Frag w(int n, int k) const { return w_[n][k]; }
@@ -99,6 +101,18 @@ struct RegisterFragments {
 /// The accumulators of a wave, of MFMAs without scales.
 template <class T>
 using WaveTile = hk::WaveTile<typename T::Mma, T::kWaveN, T::kWaveM>;
+namespace detail {
+template <class T, class Pipeline>
+inline constexpr bool kHaveHalves = requires {
+    requires T::kHalves;
+    requires Pipeline::kHalves;
+};
+}  // namespace detail
+
+/// Whether halves of a stage are read from LDS ahead: where the tile has them and the pipeline gains by it.
+template <class T, class Pipeline>
+inline constexpr bool kByHalves = detail::kHaveHalves<T, __remove_cvref(Pipeline)>;
+
 /// Fragments of a row per step.
 template <class T>
 inline constexpr int kStepFrags = T::kStep * T::kBytes / hk::kFragBytes;
@@ -114,6 +128,8 @@ struct TileAcc : WaveTile<T> {
     HK_FN void run(const auto &pipeline, u32 from, u32 count) {
         if constexpr (T::kPingPong)
             pipeline.ping_pong(from, count, *this);
+        else if constexpr (kByHalves<T, decltype(pipeline)>)
+            pipeline.run_halves(from, count, *this);
         else
             pipeline.run(from, count, *this);
     }
@@ -128,8 +144,13 @@ struct TileAcc : WaveTile<T> {
     HK_FN RegisterFragments<T> read(const Step &step) const {
         return RegisterFragments<T>(LdsFragments<T, Step>{step});
     }
-    HK_FN void multiply(const RegisterFragments<T> &operands) {
-        this->template multiply_fragments<kStepFrags<T>>(operands);
+    template <int kHalf, class Step>
+    HK_FN RegisterFragments<T, kStepFrags<T> / 2> read(const Step &step) const {
+        return RegisterFragments<T, kStepFrags<T> / 2>(LdsFragments<T, Step>{step}, kHalf * kStepFrags<T> / 2);
+    }
+    template <int kFrags>
+    HK_FN void multiply(const RegisterFragments<T, kFrags> &operands) {
+        this->template multiply_fragments<kFrags>(operands);
     }
 };
 

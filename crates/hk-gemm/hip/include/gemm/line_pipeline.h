@@ -105,9 +105,9 @@ struct ScaleStages<Scales, kStages> {
 }  // namespace detail
 
 /// LDS stages of two tiles and their scales.
-template <class A, class W, class Scales, int kStages>
+template <class A, class W, class Scales, int kStages, int kAStages = kStages>
 struct LineStages {
-    typename A::Tile a[kStages];
+    typename A::Tile a[kAStages];
     typename W::Tile w[kStages];
     detail::ScaleStages<Scales, kStages> scales;
 };
@@ -168,26 +168,78 @@ class RegisterLines {
     }
 };
 
-/// Straight to LDS: a ring of `kCount` stages, one multiplied, the others in flight. One barrier per stage, as in
-/// hk::DirectPipeline.
-template <class A, class W, class Scales, int kCount>
+/// Straight to LDS: rings of `kCount` stages of w and `kACount` of a, as many or one more: one is multiplied, the others are in flight.
+/// One barrier per stage, as in hk::DirectPipeline.
+template <class A, class W, class Scales, int kCount, int kACount>
 class DirectLines {
+    static constexpr int kAhead = kACount - kCount;
     static_assert(kCount >= 2, "one stage is multiplied while another is in flight");
+    static_assert(kAhead == 0 || kAhead == 1);
     static constexpr bool kBatched = detail::kBatched<Scales>;
     static constexpr int kLoads = A::kParts + W::kParts;
     const A &a_;
     const W &w_;
     const Scales &scales_;
-    LineStages<A, W, Scales, kCount> &stages_;
+    LineStages<A, W, Scales, kCount, kACount> &stages_;
 
-    HK_FN void copy(u32 from, u32 stage) const {
-        a_.copy(from, stages_.a[stage]);
-        w_.copy(from / A::kStageBytes * W::kStageBytes, stages_.w[stage]);
+    /// The stage to multiply, in both rings.
+    struct Place {
+        u32 a = 0, w = 0;
+        u32 at = 0;  // byte of the slice
+
+        HK_FN void advance() {
+            a = a + 1 == kACount ? 0 : a + 1;
+            w = w + 1 == kCount ? 0 : w + 1;
+            at += A::kStageBytes;
+        }
+    };
+
+    HK_FN void copy_a(u32 from, u32 stage) const { a_.copy(from, stages_.a[stage]); }
+    HK_FN void copy_w(u32 from, u32 stage) const { w_.copy(from / A::kStageBytes * W::kStageBytes, stages_.w[stage]); }
+    /// Loads the first `kStages` stages of w, and those of a that are in flight beside them.
+    template <int kStages>
+    HK_FN void begin(u32 from) const {
+        if constexpr (kBatched) scales_.copy(from, stages_.scales.batch[0]);
+#pragma unroll
+        for (int i = 0; i < kStages + kAhead; ++i) {
+            if (i < kStages) copy_w(from + i * A::kStageBytes, i);
+            copy_a(from + i * A::kStageBytes, i);
+            hk::commit_loads();
+        }
+    }
+    /// Waits until all waves have loaded all but the last `kStages` stages that are in flight.
+    template <int kStages>
+    HK_FN static void wait() {
+        hk::wait_loads<1, kStages * kLoads + kAhead * A::kParts>();
+        hk::block_barrier();
+    }
+    /// Loads stage `w` of w, from byte `from` of its rows on, and stage `a` of a.
+    HK_FN void copy(u32 from, u32 w, u32 a) const {
+        copy_w(from, w);
+        copy_a(from + kAhead * A::kStageBytes, a);
         hk::commit_loads();
+    }
+    /// Loads the scales behind those of the stage at byte `from` of the rows, if it is the first of its batch.
+    HK_FN void copy_batch(u32 from, u32 at) const {
+        if constexpr (kBatched) {
+            if (at % Scales::kBytes == 0)
+                scales_.copy(from + Scales::kBytes, stages_.scales.batch[(at / Scales::kBytes + 1) % 2]);
+        }
+    }
+    HK_FN hk::Step<A, W, Scales, 1> step(const Place &now) const {
+        const auto *of_stage = [&] {
+            if constexpr (kBatched)
+                return &stages_.scales.batch[now.at / Scales::kBytes % 2]
+                            .of[0][now.at % Scales::kBytes / (Scales::kBytes / Scales::kWords)];
+            else
+                return &stages_.scales.stage[now.w];
+        }();
+        return {{&stages_.a[now.a]}, {&stages_.w[now.w]}, {of_stage}};
     }
 
   public:
-    using Lds = LineStages<A, W, Scales, kCount>;
+    using Lds = LineStages<A, W, Scales, kCount, kACount>;
+    static constexpr bool kHalves = kCount == 2;
 
     HK_FN DirectLines(const A &a, const W &w, const Scales &scales, Lds &stages)
         : a_(a), w_(w), scales_(scales), stages_(stages) {}
@@ -195,34 +247,46 @@ class DirectLines {
     /// Calls `acc.multiply<0>(Step)` for `count` stages from byte `from` of the rows on.
     template <class Accum>
     HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
-        if constexpr (kBatched) scales_.copy(from, stages_.scales.batch[0]);
-#pragma unroll
-        for (int i = 0; i + 1 < kCount; ++i, from += A::kStageBytes) copy(from, i);
-        u32 now = 0, next = kCount - 1, at = 0;
+        begin<kCount - 1>(from);
+        Place now;
+        u32 w = kCount - 1, a = kACount - 1;  // stages of LDS that are free
         for (; count > 0; --count) {
-            hk::wait_loads<kCount - 2, kLoads>();
-            hk::block_barrier();
+            wait<kCount - 2>();
             // Ahead of the stage's loads, so that the wait for a later stage is for these, too.
-            if constexpr (kBatched) {
-                const u32 batch = at / Scales::kBytes;
-                if (at % Scales::kBytes == 0) {
-                    scales_.copy(from - (kCount - 1) * A::kStageBytes + Scales::kBytes,
-                                 stages_.scales.batch[(batch + 1) % 2]);
-                }
-            }
-            copy(from, next);
+            copy_batch(from, now.at);
+            copy(from + (kCount - 1) * A::kStageBytes, w, a);
             from += A::kStageBytes;
-            const auto *of_stage = [&] {
-                if constexpr (kBatched)
-                    return &stages_.scales.batch[at / Scales::kBytes % 2]
-                                .of[0][at % Scales::kBytes / (Scales::kBytes / Scales::kWords)];
-                else
-                    return &stages_.scales.stage[now];
-            }();
-            acc_tile.template multiply<0>(hk::Step<A, W, Scales, 1>{{&stages_.a[now]}, {&stages_.w[now]}, {of_stage}});
-            next = now;
-            now = now + 1 == kCount ? 0 : now + 1;
-            at += A::kStageBytes;
+            acc_tile.template multiply<0>(step(now));
+            w = now.w, a = now.a;
+            now.advance();
+        }
+        // Full drain: loads in flight must not land after the block has freed its LDS.
+        hk::wait_loads<0, 0>();
+    }
+
+    /// The same by halves of a stage, `acc.multiply(acc.read<half>(Step))`: each is read from LDS while the one before it is
+    /// multiplied. The barrier stands between the halves: all waves have a stage in registers then, and its LDS is free.
+    template <class Accum>
+    HK_FN void run_halves(u32 from, u32 count, Accum &acc_tile) const {
+        static_assert(!kBatched && Scales::kParts == 0, "halves have no scales");
+        begin<kCount>(from);
+        Place now;
+        wait<kCount - 1>();
+        auto first = acc_tile.template read<0>(step(now));
+        for (; count > 0; --count) {
+            const auto second = acc_tile.template read<1>(step(now));
+            hk::sched_barrier();
+            acc_tile.multiply(first);
+            hk::sched_barrier();
+            wait<kCount - 2>();
+            const Place freed = now;
+            now.advance();
+            first = acc_tile.template read<0>(step(now));
+            copy(from + kCount * A::kStageBytes, freed.w, freed.a);
+            from += A::kStageBytes;
+            hk::sched_barrier();
+            acc_tile.multiply(second);
+            hk::sched_barrier();
         }
         // Full drain: loads in flight must not land after the block has freed its LDS.
         hk::wait_loads<0, 0>();
@@ -230,9 +294,9 @@ class DirectLines {
 };
 
 namespace detail {
-/// Three stages where LDS has room.
-template <class A, class W, class Scales>
-inline constexpr int kLineStages = sizeof(LineStages<A, W, Scales, 3>) <= hk::kLdsBytes ? 3 : 2;
+/// Whether LDS has room for so many stages.
+template <class A, class W, class Scales, int kCount, int kACount = kCount>
+inline constexpr bool kFit = sizeof(LineStages<A, W, Scales, kCount, kACount>) <= hk::kLdsBytes;
 
 template <bool kDirectToLds, class A, class W, class Scales>
 struct LinesOf {
@@ -240,7 +304,10 @@ struct LinesOf {
 };
 template <class A, class W, class Scales>
 struct LinesOf<true, A, W, Scales> {
-    using Type = DirectLines<A, W, Scales, kLineStages<A, W, Scales>>;
+    // Three where LDS has room. With two, nothing would be in flight between the wait for one and its place in the other's.
+    static constexpr int kStages = kFit<A, W, Scales, 3> ? 3 : 2;
+    static constexpr bool kAhead = kStages == 2 && kFit<A, W, Scales, 2, 3>;
+    using Type = DirectLines<A, W, Scales, kStages, kStages + kAhead>;
 };
 }  // namespace detail
 
