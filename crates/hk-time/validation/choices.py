@@ -8,7 +8,8 @@ fastest tile.
 
 `--floors` takes the weights of models at many M. The floor of a shape is a launch, plus the longer of its bytes at the rate of HBM
 that is reached and its flops, with M a multiple of 16, at the clock of full matrix duty. The time is modelled once for all M
-with the same tile, split-K slices, rows of tiles and, in fewer rows than a tile's, multiples of 64, at the largest of them. `--tiles` models the other tiles, too.
+with the same tile, split-K slices, rows of tiles and, in fewer rows than a tile's, multiples of 16 up to 64 and of 64 beyond, at the largest
+of them. `--tiles` models the other tiles, too.
 """
 
 import argparse
@@ -117,7 +118,9 @@ def configurations(args, part, family, m, n, k):
         # Names of tiles as `--param tile=` has them.
         tile = cell["tile"] + ("-twice" if cell["kernel"].endswith("_twice") else "")
         tile_m = int(tile.split("x")[0])
-        configuration = (tile, int(cell["splits"]), -(-m // tile_m), -(-min(m, tile_m) // 64))
+        rows = min(m, tile_m)
+        step = 16 if rows <= 64 else 64
+        configuration = (tile, int(cell["splits"]), -(-m // tile_m), -(-rows // step) * step)
         found.insert(0 if row[1] == "chosen" else len(found), configuration)
     return found
 
