@@ -2,6 +2,7 @@
 
 use super::table::{Eligible, Family, Precision, ScaleKind, Variant};
 use hk_core::{Arch, DeviceInfo};
+use std::ops::RangeInclusive;
 
 /// The tile of outputs that a block computes, and how. On sm_90, tiles of 16 and 32 rows have four waves; those of 256 rows do
 /// not fit its registers, and are used only if options ask for them.
@@ -103,8 +104,8 @@ impl Rates {
         alone: 1.7,
         near: 1.0 / (64.0 * 2.2),
         fill: 1.0 / 52.0,
-        tall: 1.0,
-        ends: [0.0; 2],
+        tall: 0.95,
+        ends: [0.0, 20.0],
         least: 0.0,
         launch: 5000.0,
     };
@@ -112,7 +113,7 @@ impl Rates {
     const fn of(info: &DeviceInfo, precision: Precision) -> Self {
         match (info.arch, info.compute_units) {
             // Of 8 TB/s 5.9 are reached. `fill`, `tall`, `ends` and `launch` are set for the choices to agree with hk-time in
-            // crates/hk-time/validation/choices.py --floors; for other types that gives no better choices.
+            // crates/hk-time/validation/choices.py --floors; of other types `tall` and `ends`.
             (Arch::Gfx950, _) if matches!(precision, Precision::Bf16 | Precision::F16) => Self {
                 byte: 256.0 / 5870.0,
                 fill: 1.0 / 58.6,
@@ -363,6 +364,18 @@ impl GemmTile {
         }
     }
 
+    /// M for which a tile is considered. On gfx950 several skinny tiles along M fill the device where outputs are few.
+    fn rows_served(self, arch: Arch) -> RangeInclusive<usize> {
+        match (self, arch) {
+            (Self::S16x16 | Self::S16x16Twice, Arch::Gfx950) => 0..=16,
+            (Self::S16x32, Arch::Gfx950) => 0..=32,
+            (Self::S32x32, Arch::Gfx950) => 0..=64,
+            (Self::S64x32, Arch::Gfx950) => 0..=256,
+            _ if self.skinny() => 0..=self.info().m,
+            _ => 0..=usize::MAX,
+        }
+    }
+
     /// Whether waves split K among them and load from memory to registers: a skinny tile.
     pub(crate) const fn skinny(self) -> bool {
         matches!(self, Self::S16x16 | Self::S16x16Twice | Self::S16x32 | Self::S32x32 | Self::S64x32)
@@ -382,8 +395,8 @@ pub(crate) struct Pipeline {
 /// Tile, split-K and rasterization of a GEMM.
 ///
 /// By default it follows from the sizes and the device. Up to 64 rows, the tile is the one with the fewest rows that hold them
-/// all, or from 17 rows on, of 16-bit floats on gfx950 always, one through LDS (on sm_90, up to 16 rows the narrowest, with twice the
-/// waves where blocks are few).
+/// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few). On gfx950
+/// it is any of them, and up to 256 rows several skinny tiles along M may share the weights.
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
 /// and memory, plus what split-K adds, a launch and the traffic of partial sums. K is split into the fewest slices within a tenth
 /// of the shortest time. Without a workspace it is not split.
@@ -544,7 +557,7 @@ impl Job<'_> {
         let t = tile.info();
         let parts = self.precision.bytes(self.sizes[3]).div_ceil(tile.stretch(self.info.arch)).max(1);
         let most = parts.min(self.most_splits);
-        let group = if tile.skinny() { 1 } else { (2048 / t.m).max(1) };
+        let group = (2048 / t.m).max(1);
         let configs = || {
             let splits = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
             // Slices of whole stretches, none empty.
@@ -611,16 +624,18 @@ impl Job<'_> {
             }
             _ => false,
         };
-        !asked_for && (tile != GemmTile::Elements) == self.vectorized
+        let rows = tile.rows_served(self.info.arch);
+        !asked_for && rows.contains(&self.sizes[1]) && (tile != GemmTile::Elements) == self.vectorized
     }
 
     /// Each tile that is considered, with its split-K and modelled nanoseconds.
     #[cfg(feature = "registry")]
     pub fn candidates(&self, eligible: &Eligible) -> Vec<(GemmConfig, f64)> {
-        let fits = |tile: &GemmTile| {
-            self.considers(*tile, eligible) && (!tile.skinny() || self.sizes[1] <= tile.info().m)
-        };
-        eligible.tiles().filter(fits).map(|tile| self.fastest(tile)).collect()
+        eligible
+            .tiles()
+            .filter(|&tile| self.considers(tile, eligible))
+            .map(|tile| self.fastest(tile))
+            .collect()
     }
 
     /// The choice among the tiles that have a kernel.
@@ -632,18 +647,22 @@ impl Job<'_> {
         let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
         let halves = matches!(self.precision, Precision::Bf16 | Precision::F16);
         let few = blocks <= 2 * self.info.compute_units as usize && halves;
-        // Long rounds of skinny tiles: modelled for 16-bit floats on gfx950.
-        let any_tile = halves && self.info.arch == Arch::Gfx950;
-        let skinny: &[GemmTile] = match self.sizes[1] {
+        let few_rows: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
+            _ if self.info.arch == Arch::Gfx950 => &[
+                GemmTile::S16x32,
+                GemmTile::S16x16,
+                GemmTile::S32x32,
+                GemmTile::S64x32,
+                GemmTile::T64x64,
+                GemmTile::T128x128,
+            ],
             33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
             17.. if by_warpgroups(self.info.arch, self.precision) => &[GemmTile::T64x64],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
-            17.. if any_tile => &[GemmTile::S32x32, GemmTile::T64x64, GemmTile::T128x128],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
             _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
             _ if !amd && serves(GemmTile::S16x16) => &[GemmTile::S16x16],
-            _ if any_tile => &[GemmTile::S16x32, GemmTile::S16x16, GemmTile::T64x64, GemmTile::T128x128],
             _ => &[GemmTile::S16x32, GemmTile::S16x16],
         };
         let fastest = |tiles: &[GemmTile], fits: &dyn Fn(GemmTile) -> bool| {
@@ -651,9 +670,9 @@ impl Job<'_> {
                 tiles.iter().filter(|&&tile| serves(tile) && fits(tile)).map(|&tile| self.fastest(tile));
             times.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
         };
-        let through_lds = |tile: GemmTile| !tile.skinny() && self.considers(tile, eligible);
-        fastest(skinny, &|_| self.vectorized)
-            .or_else(|| fastest(&GemmTile::ALL, &through_lds))
+        let considered = |tile: GemmTile| self.considers(tile, eligible);
+        fastest(few_rows, &considered)
+            .or_else(|| fastest(&GemmTile::ALL, &considered))
             .unwrap_or(GemmConfig { tile: GemmTile::Elements, splits: 1, group: 1 })
     }
 }
@@ -805,6 +824,9 @@ mod tests {
         for ([m, n, k], tile, splits) in [
             ([16, 28672, 4096], GemmTile::T64x64, 1),
             ([16, 6144, 4096], GemmTile::S16x32, 1),
+            ([32, 4096, 4096], GemmTile::S16x32, 1),
+            ([64, 4096, 4096], GemmTile::S32x32, 1),
+            ([128, 4096, 4096], GemmTile::S64x32, 1),
             ([128, 6144, 4096], GemmTile::T64x64, 1),
             ([129, 6144, 4096], GemmTile::T128x128, 2),
             // A CU has one block of 128 x 128, and 128 x 256 loads fewer bytes for an output.
@@ -820,6 +842,27 @@ mod tests {
             let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
             let config = job.choose(&plain());
             assert_eq!((config.tile, config.splits), (tile, splits), "{m} x {n} x {k}");
+        }
+        let fp8 = family(DType::Fp8E4M3, ScaleKind::Block, Variant::Plain);
+        let fp4 = family(DType::Fp4x2, ScaleKind::Mx, Variant::Plain);
+        for ([m, n, k], tile) in [
+            ([16, 28672, 4096], GemmTile::T64x64),
+            ([16, 6144, 4096], GemmTile::S64x32),
+            ([32, 28672, 4096], GemmTile::T64x64),
+            ([32, 6144, 4096], GemmTile::S64x32),
+            ([128, 6144, 4096], GemmTile::T64x64),
+            ([256, 6144, 4096], GemmTile::T64x64),
+            // Several along M, so that each CU has a block.
+            ([32, 4096, 4096], GemmTile::S16x32),
+            ([64, 4096, 4096], GemmTile::S32x32),
+            ([128, 4096, 4096], GemmTile::S64x32),
+        ] {
+            for (eligible, precision) in [(fp8, Precision::Fp8), (fp4, Precision::Fp4)] {
+                let sizes = [1, m, n, k];
+                let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+                let config = job.choose(&eligible);
+                assert_eq!((config.tile, config.splits), (tile, 1), "{precision:?}, {m} x {n} x {k}");
+            }
         }
     }
 
