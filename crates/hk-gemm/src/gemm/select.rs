@@ -647,13 +647,18 @@ impl Job<'_> {
         let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(16));
         let halves = matches!(self.precision, Precision::Bf16 | Precision::F16);
         let few = blocks <= 2 * self.info.compute_units as usize && halves;
+        let gfx950 = self.info.arch == Arch::Gfx950;
+        let widened = matches!(self.precision, Precision::HalfByByte | Precision::HalfByFp4);
         let few_rows: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
-            _ if self.info.arch == Arch::Gfx950 => &[
+            // Tiles through LDS widen weights in every block.
+            ..=16 if gfx950 && widened => &[GemmTile::S64x32, GemmTile::S16x32],
+            // Where memory takes the longest, the first of them is taken.
+            _ if gfx950 => &[
+                GemmTile::S64x32,
                 GemmTile::S16x32,
                 GemmTile::S16x16,
                 GemmTile::S32x32,
-                GemmTile::S64x32,
                 GemmTile::T64x64,
                 GemmTile::T128x128,
             ],
@@ -823,7 +828,7 @@ mod tests {
         let info = device.info();
         for ([m, n, k], tile, splits) in [
             ([16, 28672, 4096], GemmTile::T64x64, 1),
-            ([16, 6144, 4096], GemmTile::S16x32, 1),
+            ([16, 6144, 4096], GemmTile::S64x32, 1),
             ([32, 4096, 4096], GemmTile::S16x32, 1),
             ([64, 4096, 4096], GemmTile::S32x32, 1),
             ([128, 4096, 4096], GemmTile::S64x32, 1),
@@ -864,6 +869,12 @@ mod tests {
                 assert_eq!((config.tile, config.splits), (tile, 1), "{precision:?}, {m} x {n} x {k}");
             }
         }
+        let a16w8 = Eligible::new(
+            Family::find(DType::Bf16, DType::Fp8E4M3, ScaleKind::Block, Variant::Plain).unwrap(),
+        );
+        let (precision, sizes) = (Precision::HalfByByte, [1, 16, 28672, 4096]);
+        let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+        assert_eq!(job.choose(&a16w8).tile, GemmTile::S64x32);
     }
 
     /// Stages that fit 227 KiB, of 128 bytes a row.
