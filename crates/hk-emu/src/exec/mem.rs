@@ -289,6 +289,8 @@ impl Narrow {
     }
 }
 
+/// Loads a byte or two per lane of `mask`.
+#[inline(always)]
 pub(crate) fn load_narrow(
     w: &mut Wave,
     e: &mut Env<'_>,
@@ -316,7 +318,7 @@ pub(crate) fn load_narrow(
         let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
         if same {
             each_chunk!(mask, |k, mask| {
-                let value = w.chunk(dst, k).map(|old| n.merge(old, raw));
+                let value = super::lanes1(w.chunk(dst, k), |old| n.merge(old, raw));
                 w.set_chunk(dst, k, mask, value);
             });
             return Ctl::Next;
@@ -597,7 +599,7 @@ impl Rmw {
     }
 }
 
-/// The atomic at `offset`, a multiple of its size. Returns the old value.
+/// The atomic at `offset`, a multiple of 4. Returns the old value.
 pub(crate) fn update(
     allocation: &Allocation,
     offset: usize,
@@ -639,7 +641,7 @@ pub(crate) fn atomic(
             return fail(e, Access::Atomic, address, bytes, lane);
         };
         // The hardware needs natural alignment here, whatever the mode.
-        if !allocation.writable || offset % bytes != 0 {
+        if !allocation.writable || address % bytes as u64 != 0 || offset % 4 != 0 {
             return fail(e, Access::Atomic, address, bytes, lane);
         }
         let (data, compare) = if atomic.wide {
