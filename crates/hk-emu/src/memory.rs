@@ -352,7 +352,11 @@ impl Allocation {
     }
 
     /// Replaces the bits of `mask`; neighbours in the word may be written by others at the same time.
-    fn merge(&self, word: usize, mask: u32, value: u32) {
+    #[inline(always)]
+    pub fn merge(&self, word: usize, mask: u32, value: u32) {
+        if mask == !0 {
+            return self.words[word].store(value, Relaxed);
+        }
         let _ = self.words[word].fetch_update(Relaxed, Relaxed, |old| Some(old & !mask | value & mask));
     }
 
@@ -974,6 +978,29 @@ mod tests {
         assert_eq!(Arc::strong_count(&host), 2);
         memory.free(addr).unwrap();
         assert_eq!(Arc::strong_count(&host), 1);
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn numbers_of_eight_bytes_are_one_order_with_the_host() {
+        let memory = Memory::new(ADDRESSES, false);
+        let host: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
+        // From the middle of the first number on.
+        let start = NonNull::from(&host[0]).cast::<AtomicU32>();
+        // SAFETY: five words that `host` keeps.
+        unsafe { memory.map_host(start.add(1), 20, "host", host.clone()) }.unwrap();
+        let addr = NonNull::from(&host[1]).as_ptr() as u64;
+        let (allocation, offset) = memory.find("update", addr, 8).unwrap();
+        assert_eq!(offset, 4);
+        const N: u64 = 100_000;
+        // Carries from one word to the other.
+        const STEP: u64 = 0x4000_0001;
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..N).for_each(|_| drop(allocation.update64(offset, |x| x.wrapping_add(STEP)))));
+            scope.spawn(|| (0..N).for_each(|_| drop(host[1].fetch_add(STEP, Relaxed))));
+        });
+        assert_eq!(host[1].load(Relaxed), 2 * N * STEP);
+        assert_eq!((host[0].load(Relaxed), host[2].load(Relaxed)), (0, 0));
     }
 
     #[test]
