@@ -996,8 +996,8 @@ mod tests {
         // Carries from one word to the other.
         const STEP: u64 = 0x4000_0001;
         std::thread::scope(|scope| {
-            scope.spawn(|| (0..N).for_each(|_| drop(allocation.update64(offset, |x| x.wrapping_add(STEP)))));
-            scope.spawn(|| (0..N).for_each(|_| drop(host[1].fetch_add(STEP, Relaxed))));
+            scope.spawn(|| (0..N).for_each(|_| _ = allocation.update64(offset, |x| x.wrapping_add(STEP))));
+            scope.spawn(|| (0..N).for_each(|_| _ = host[1].fetch_add(STEP, Relaxed)));
         });
         assert_eq!(host[1].load(Relaxed), 2 * N * STEP);
         assert_eq!((host[0].load(Relaxed), host[2].load(Relaxed)), (0, 0));
