@@ -110,6 +110,16 @@ pub(crate) fn write(addr: u64, data: &[u8]) -> Result {
     Ok(())
 }
 
+/// Backs all pages of a range of the program's memory, as page-locking does. False if the program may not write a part of it, or where
+/// the system cannot.
+pub(crate) fn populate(addr: u64, bytes: u64) -> bool {
+    let start = addr - addr % PAGE;
+    let end = addr.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let len = end.and_then(|end| usize::try_from(end - start).ok());
+    // SAFETY: changes no contents. The kernel checks the range.
+    len.is_some_and(|len| unsafe { libc::madvise(start as *mut _, len, libc::MADV_POPULATE_WRITE) } == 0)
+}
+
 /// The value that a pointer argument points to.
 ///
 /// # Errors

@@ -1,8 +1,9 @@
 //! Memory: allocation, copies, fills, and what is known of a pointer.
 //!
 //! Device memory lives in the emulator; the program cannot follow its addresses. Host memory that the API allocates is the memory of
-//! every device at the same address. Memory that the program registers is its own, and may go at any time: devices have an allocation
-//! at its address, its contents go over before a launch, and what the launch changed comes back after it.
+//! every device at the same address. So is memory that the program registers, whole words of it that it may write; it is looked for
+//! before each launch, since the program may have given it back. Of other registered memory, devices have an allocation at its address:
+//! its contents go over before a launch, and what the launch changed comes back after it.
 
 use std::alloc::Layout;
 use std::collections::{BTreeMap, HashMap};
@@ -59,8 +60,10 @@ pub(crate) enum Kind {
     Managed(Arc<HostMemory>),
     /// A managed variable; programs cannot free it.
     ManagedGlobal(Arc<HostMemory>),
-    /// Memory of the program's own.
-    Registered,
+    /// Memory of the program's own. Devices have it in place, or a copy while a kernel runs.
+    Registered {
+        in_place: bool,
+    },
     /// A mapping of physical memory, which [`virtual_memory`] keeps.
     Virtual,
 }
@@ -68,7 +71,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Whether the host has it at its address, too.
     fn on_host(&self) -> bool {
-        matches!(self, Kind::Registered | Kind::Virtual) || self.host_memory().is_some()
+        matches!(self, Kind::Registered { .. } | Kind::Virtual) || self.host_memory().is_some()
     }
 
     fn host_memory(&self) -> Option<&Arc<HostMemory>> {
@@ -78,11 +81,24 @@ impl Kind {
             | Kind::Graph
             | Kind::Global(_)
             | Kind::Opened
-            | Kind::Registered
+            | Kind::Registered { .. }
             | Kind::Virtual => None,
         }
     }
 }
+
+/// Host memory that was freed. Programs that allocate the same again and again get it without page faults.
+struct Freed {
+    start: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: owned memory that nothing refers to.
+unsafe impl Send for Freed {}
+
+static FREED: Mutex<Vec<Freed>> = Mutex::new(vec![]);
+/// The most that is kept.
+const FREED_BYTES: usize = 16 << 20;
 
 /// Zeroed host memory.
 pub(crate) struct HostMemory {
@@ -100,6 +116,15 @@ impl HostMemory {
         // Whole words, which are what devices access.
         let bytes = usize::try_from(bytes).ok()?.max(1).checked_next_multiple_of(4)?;
         let layout = Layout::from_size_align(bytes, HOST_ALIGN).ok()?;
+        let mut freed = lock(&FREED);
+        if let Some(i) = freed.iter().position(|old| old.layout == layout) {
+            let old = freed.swap_remove(i);
+            drop(freed);
+            // SAFETY: memory of this layout that nobody else has.
+            unsafe { old.start.write_bytes(0, bytes) };
+            return Some(HostMemory { start: old.start, layout });
+        }
+        drop(freed);
         // SAFETY: the size is not zero.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
         (!start.is_null()).then_some(HostMemory { start, layout })
@@ -121,6 +146,14 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
+        let size = self.layout.size();
+        let mut freed = lock(&FREED);
+        if size <= FREED_BYTES
+            && freed.iter().map(|old| old.layout.size()).sum::<usize>() <= FREED_BYTES - size
+        {
+            return freed.push(Freed { start: self.start, layout: self.layout });
+        }
+        drop(freed);
         // SAFETY: allocated with this layout.
         unsafe { std::alloc::dealloc(self.start, self.layout) }
     }
@@ -236,9 +269,16 @@ impl Drop for ManagedGlobal {
 
 fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
     for (i, device) in runtime.devices.iter().enumerate() {
-        let mapped = match block.kind.host_memory() {
-            Some(memory) => memory.map(device, block.size, label),
-            None => device.machine.alloc_at(addr, block.size, label),
+        let mapped = match (&block.kind, NonNull::new(addr as *mut AtomicU32)) {
+            (Kind::Registered { in_place: true }, Some(start)) => {
+                // SAFETY: pages that are there for reads and writes, from a word on, and nothing in this crate refers to them but by
+                // address. The program promises to keep them until it unregisters them; `Mapped::enter` looks before each launch.
+                unsafe { device.machine.map_host(start, block.size, label, Arc::new(())) }
+            }
+            _ => match block.kind.host_memory() {
+                Some(memory) => memory.map(device, block.size, label),
+                None => device.machine.alloc_at(addr, block.size, label),
+            },
         };
         if mapped.is_err() {
             for earlier in &runtime.devices[..i] {
@@ -302,7 +342,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
                 device.used.fetch_sub(block.size, Relaxed);
             }
         }
-        Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered => {
+        Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered { .. } => {
             for device in runtime.devices.iter() {
                 let _ = device.machine.free(addr);
             }
@@ -524,23 +564,29 @@ pub(crate) fn close(base: u64) {
     }
 }
 
-/// Registered host memory while a kernel may use it.
+/// Copies of registered host memory while a kernel may use it.
 pub(crate) struct Mapped {
     /// Address, and the contents before the launch.
     parts: Vec<(u64, Vec<u8>)>,
 }
 
 impl Mapped {
-    /// Gives the device the contents of registered host memory. `None` if there is none.
+    /// Looks whether registered host memory is still there, and gives the device the contents of what it has no other way to. `None` if
+    /// there is none of that.
     ///
     /// # Errors
     /// `hipErrorInvalidValue` if it is no longer there.
     pub fn enter(device: &Device) -> Result<Option<Mapped>> {
-        let blocks: Vec<(u64, u64)> = lock(&runtime().blocks)
-            .iter()
-            .filter(|(_, block)| matches!(block.kind, Kind::Registered))
-            .map(|(addr, block)| (*addr, block.size))
-            .collect();
+        let mut blocks = vec![];
+        for (addr, block) in lock(&runtime().blocks).iter() {
+            let Kind::Registered { in_place } = block.kind else { continue };
+            if !in_place {
+                blocks.push((*addr, block.size));
+            } else if !host::populate(*addr, block.size) {
+                say!("registered host memory at {addr:#x} is no longer there");
+                return Err(HipError::INVALID_VALUE);
+            }
+        }
         if blocks.is_empty() {
             return Ok(None);
         }
@@ -827,7 +873,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
     };
     a.memory_type = match block.kind {
         Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened | Kind::Virtual => memory_type::DEVICE,
-        Kind::Host(_) | Kind::Registered => memory_type::HOST,
+        Kind::Host(_) | Kind::Registered { .. } => memory_type::HOST,
         Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
     a.device = i32::try_from(block.device).unwrap_or(0);
@@ -961,7 +1007,7 @@ api! {
         let taken = {
             let mut blocks = lock(&runtime.blocks);
             // What was registered there before may be gone: as in ROCm, the last one counts.
-            if matches!(blocks.get(&ptr), Some(Block { kind: Kind::Registered, .. }))
+            if matches!(blocks.get(&ptr), Some(Block { kind: Kind::Registered { .. }, .. }))
                 && let Some(block) = blocks.remove(&ptr)
             {
                 release(runtime, ptr, &block);
@@ -972,7 +1018,9 @@ api! {
         if taken {
             return Err(HipError::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        let block = Block { size: bytes, device: device.ordinal, kind: Kind::Registered, flags };
+        // Devices access whole words.
+        let in_place = ptr.is_multiple_of(4) && host::populate(ptr, bytes);
+        let block = Block { size: bytes, device: device.ordinal, kind: Kind::Registered { in_place }, flags };
         map_host(runtime, ptr, block, "hipHostRegister")
     }
 
@@ -984,7 +1032,7 @@ api! {
         let runtime = runtime();
         let mut blocks = lock(&runtime.blocks);
         match blocks.get(&ptr) {
-            Some(Block { kind: Kind::Registered, .. }) => {}
+            Some(Block { kind: Kind::Registered { .. }, .. }) => {}
             _ => return Err(HipError::HOST_MEMORY_NOT_REGISTERED),
         }
         drop(blocks);
@@ -1006,7 +1054,7 @@ api! {
 
     fn hipHostGetFlags(flags: *mut c_uint, host: u64) {
         let (_, block) = lookup(host).ok_or(HipError::INVALID_VALUE)?;
-        if !matches!(block.kind, Kind::Host(_) | Kind::Registered) {
+        if !matches!(block.kind, Kind::Host(_) | Kind::Registered { .. }) {
             return Err(HipError::INVALID_VALUE);
         }
         put(flags, block.flags)

@@ -527,20 +527,29 @@ fn kernels_use_host_memory() {
     assert_eq!((attributes.kind, attributes.host_pointer), (1, host as usize));
     // A kernel and the host wait for each other's writes.
     let answer = function(module, "answer");
-    let word = host.cast::<i32>();
-    // SAFETY: the first word of memory that is alive; the kernel accesses it by atomics as well.
-    let word = unsafe { std::sync::atomic::AtomicI32::from_ptr(word) };
-    word.store(0, Relaxed);
-    assert_eq!(launch(answer, 1, 1, 0, &mut [address(&mut on_device)]), SUCCESS);
-    let began = std::time::Instant::now();
-    while word.load(Relaxed) != 1 && began.elapsed().as_secs() < 60 {
-        std::thread::yield_now();
+    for (mut at, what) in [(on_device, "allocated"), (start, "registered")] {
+        // SAFETY: the first word of memory that is alive; the kernel accesses it by atomics as well.
+        let word = unsafe { std::sync::atomic::AtomicI32::from_ptr(at.cast()) };
+        word.store(0, Relaxed);
+        assert_eq!(launch(answer, 1, 1, 0, &mut [address(&mut at)]), SUCCESS);
+        let began = std::time::Instant::now();
+        while word.load(Relaxed) != 1 && began.elapsed().as_secs() < 60 {
+            std::thread::yield_now();
+        }
+        assert_eq!(word.load(Relaxed), 1, "the kernel has written: {what}");
+        word.store(2, Relaxed);
+        ok!(hipDeviceSynchronize());
+        assert_eq!(word.load(Relaxed), 3, "the kernel has seen it: {what}");
     }
-    assert_eq!(word.load(Relaxed), 1, "the kernel has written");
-    word.store(2, Relaxed);
-    ok!(hipDeviceSynchronize());
-    assert_eq!(word.load(Relaxed), 3, "the kernel has seen it");
     ok!(hipHostUnregister(start));
+    // What does not begin with a word is copied.
+    ok!(hipHostRegister(start.wrapping_byte_add(2), 398, 0));
+    let mut at = start.wrapping_byte_add(80);
+    assert_eq!(launch(poke, 1, 64, 0, &mut [address(&mut at)]), SUCCESS);
+    ok!(hipDeviceSynchronize());
+    // SAFETY: inside of memory that is alive.
+    assert_eq!([19, 20, 21].map(|i| unsafe { start.cast::<i32>().add(i).read() }), [7, 42, 7]);
+    ok!(hipHostUnregister(start.wrapping_byte_add(2)));
     want!(NOT_REGISTERED, hipHostUnregister(start));
     want!(NOT_REGISTERED, hipHostUnregister(host));
     want!(INVALID_VALUE, hipFree(start));

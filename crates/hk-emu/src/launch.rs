@@ -832,6 +832,8 @@ struct Worker<'l, 'a> {
     /// Of workgroups that have ended, see [`Executed`].
     blocks: Vec<(u64, Counters)>,
     hints: Vec<u32>,
+    /// Waves of workgroups that have ended, by workgroup: those of the next one stay where they are.
+    spare_groups: Vec<Vec<Wave>>,
     spare_waves: Vec<Wave>,
     spare_lds: Vec<Vec<u8>>,
     /// The latest clock of a wave that has ended.
@@ -845,6 +847,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             tally: Tally::new(launch),
             blocks: vec![],
             hints: vec![0; launch.program.uops.len()],
+            spare_groups: vec![],
             spare_waves: vec![],
             spare_lds: vec![],
             latest: 0,
@@ -995,7 +998,7 @@ impl<'l, 'a> Worker<'l, 'a> {
     fn close(self) {
         let launch = self.launch;
         launch.clock.fetch_max(self.latest, SeqCst);
-        launch.spare.give(self.spare_waves);
+        launch.spare.give(self.spare_groups.into_iter().flatten().chain(self.spare_waves));
         let mut sum = launch.executed.lock().unwrap_or_else(|e| e.into_inner());
         sum.tally.add(self.tally);
         sum.blocks.extend(self.blocks);
@@ -1014,13 +1017,13 @@ impl<'l, 'a> Worker<'l, 'a> {
         for chunk in lds.chunks_mut(4) {
             chunk.copy_from_slice(&poison[..chunk.len()]);
         }
-        let waves = (0..launch.waves)
-            .map(|index| {
-                let mut wave = self.spare_waves.pop().unwrap_or_else(|| launch.spare.take());
-                launch.initialise(&mut wave, index, id, &Undefined::POISON);
-                wave
-            })
-            .collect();
+        let mut waves = self
+            .spare_groups
+            .pop()
+            .unwrap_or_else(|| (0..launch.waves).map(|_| launch.spare.take()).collect());
+        for (wave, index) in waves.iter_mut().zip(0..) {
+            launch.initialise(wave, index, id, &Undefined::POISON);
+        }
         let mut tally = launch.blocks.then(|| Tally::new(launch));
         let counters = &mut tally.as_mut().unwrap_or(&mut self.tally).counters;
         counters.workgroups += 1;
@@ -1048,7 +1051,7 @@ impl<'l, 'a> Worker<'l, 'a> {
 
     fn retire(&mut self, group: Group) {
         self.latest = group.waves.iter().map(|w| w.clock).fold(self.latest, u64::max);
-        self.spare_waves.extend(group.waves);
+        self.spare_groups.push(group.waves);
         self.spare_waves.extend(group.observer.into_iter().flat_map(|observer| observer.into_waves()));
         self.spare_lds.push(group.lds);
         if let Some(tally) = group.tally {
@@ -1078,8 +1081,7 @@ impl<'l, 'a> Worker<'l, 'a> {
         if let Some(observer) = &mut group.observer {
             observer.counts = tally.counts.take();
         }
-        let start: u64 = group.waves.iter().map(|w| w.executed).sum();
-        let mut sleeps = 0;
+        let (mut used, mut sleeps) = (0, 0);
         (group.circle, group.slept) = (None, false);
         let outcome = 'run: loop {
             let Some((next, clock)) = next_turn(&group.waves, launch.skew) else {
@@ -1122,6 +1124,7 @@ impl<'l, 'a> Worker<'l, 'a> {
                 break Outcome::Waiting;
             }
             let wave = &mut group.waves[next];
+            let before = wave.executed;
             let until = Until { budget: launch.budget, instructions: UNSEEN, clock };
             let ctl = match &mut group.observer {
                 None => run_wave(wave, &mut env, &mut Ordered { order, watch: Unwatched }, until),
@@ -1129,11 +1132,11 @@ impl<'l, 'a> Worker<'l, 'a> {
                     run_wave(wave, &mut env, &mut Ordered { order, watch: &mut **observer }, until)
                 }
             };
+            used += wave.executed - before;
             if let Some(problem) = stop(wave, ctl, &mut env) {
                 break Outcome::Faulted(next, problem);
             }
             sleeps = if ctl == Ctl::Sleep { sleeps + 1 } else { 0 };
-            let used = group.waves.iter().map(|w| w.executed).sum::<u64>() - start;
             if used > SLICE || sleeps > SLEEPS * group.waves.len() {
                 group.slept = used <= SLICE;
                 break Outcome::Suspended;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hk_codeobj::Arch;
 
 use crate::counters::Counters;
-use crate::exec::prep::{DWORD, fixed, selects};
+use crate::exec::prep::{DWORD, fixed, selects, splat};
 use crate::exec::smem::{POLL_INSTRUCTIONS, WAITS};
 use crate::exec::{
     Ctl, Env, Handler, Level, SPECIAL, Uop, convert, ds, flat, mfma, mubuf, salu, smem, valu, vfloat, vop3p,
@@ -276,6 +276,7 @@ fn blank() -> Uop {
         visible: 0,
         clocks: 0,
         fixup: u32::MAX,
+        splats: [[0; 2]; 2],
     }
 }
 
@@ -796,7 +797,17 @@ impl Lowering {
         if fix.preps.is_empty() && fix.posts.is_empty() && fix.dpp.is_none() {
             u.run = handler;
         } else {
-            u.run = fixed(self.level);
+            u.run = match fix.splats() {
+                Some((splats, 1)) => {
+                    u.splats = splats;
+                    splat::<1>(self.level)
+                }
+                Some((splats, _)) => {
+                    u.splats = splats;
+                    splat::<2>(self.level)
+                }
+                None => fixed(self.level),
+            };
             u.inner = handler;
             u.fixup = self.program.fixups.len() as u32;
             self.program.fixups.push(fix);

@@ -352,7 +352,11 @@ impl Allocation {
     }
 
     /// Replaces the bits of `mask`; neighbours in the word may be written by others at the same time.
-    fn merge(&self, word: usize, mask: u32, value: u32) {
+    #[inline(always)]
+    pub fn merge(&self, word: usize, mask: u32, value: u32) {
+        if mask == !0 {
+            return self.words[word].store(value, Relaxed);
+        }
         let _ = self.words[word].fetch_update(Relaxed, Relaxed, |old| Some(old & !mask | value & mask));
     }
 
@@ -374,13 +378,25 @@ impl Allocation {
         }
     }
 
-    /// A read-modify-write of the 8 bytes at `offset`, a multiple of 8; atomic against every other `update64`.
+    /// A read-modify-write of the 8 bytes at `offset`, a multiple of 4; atomic against every other `update64`. Where the host has an
+    /// instruction for that, also against its own numbers of 8 bytes.
     pub fn update64(&self, offset: usize, f: impl Fn(u64) -> u64) -> u64 {
         static WIDE: Mutex<()> = Mutex::new(());
-        let _guard = WIDE.lock().unwrap_or_else(|e| e.into_inner());
         let (lo, hi) = (&self.words[offset / 4], &self.words[offset / 4 + 1]);
+        let both = || u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(pair) = self.words.pair(offset / 4) {
+            let mut old = both();
+            loop {
+                match pair.compare_exchange(old, f(old)) {
+                    Ok(value) => return value,
+                    Err(value) => old = value,
+                }
+            }
+        }
+        let _guard = WIDE.lock().unwrap_or_else(|e| e.into_inner());
         self.words.exclusive(|| {
-            let old = u64::from(lo.load(Relaxed)) | u64::from(hi.load(Relaxed)) << 32;
+            let old = both();
             let new = f(old);
             lo.store(new as u32, Relaxed);
             hi.store((new >> 32) as u32, Relaxed);
@@ -394,14 +410,12 @@ impl Allocation {
             *byte = self.load8(offset + i) as u8;
         }
         let start = (offset + head.len()) / 4;
-        let mut chunks = body.chunks_exact_mut(4);
-        let mut word = start;
-        for chunk in &mut chunks {
-            chunk.copy_from_slice(&self.words[word].load(Relaxed).to_le_bytes());
-            word += 1;
+        let (chunks, tail) = body.as_chunks_mut::<4>();
+        for (chunk, word) in chunks.iter_mut().zip(&self.words[start..]) {
+            *chunk = word.load(Relaxed).to_le_bytes();
         }
-        for (i, byte) in chunks.into_remainder().iter_mut().enumerate() {
-            *byte = self.load8(4 * word + i) as u8;
+        for (i, byte) in tail.iter_mut().enumerate() {
+            *byte = self.load8(4 * (start + chunks.len()) + i) as u8;
         }
     }
 
@@ -413,8 +427,8 @@ impl Allocation {
         }
         let (chunks, tail) = body.as_chunks::<4>();
         let start = (offset + head.len()) / 4;
-        for (i, chunk) in chunks.iter().enumerate() {
-            self.words[start + i].store(u32::from_le_bytes(*chunk), Relaxed);
+        for (chunk, word) in chunks.iter().zip(&self.words[start..]) {
+            word.store(u32::from_le_bytes(*chunk), Relaxed);
         }
         for (i, byte) in tail.iter().enumerate() {
             self.store8(4 * (start + chunks.len()) + i, u32::from(*byte));
@@ -964,6 +978,29 @@ mod tests {
         assert_eq!(Arc::strong_count(&host), 2);
         memory.free(addr).unwrap();
         assert_eq!(Arc::strong_count(&host), 1);
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn numbers_of_eight_bytes_are_one_order_with_the_host() {
+        let memory = Memory::new(ADDRESSES, false);
+        let host: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
+        // From the middle of the first number on.
+        let start = NonNull::from(&host[0]).cast::<AtomicU32>();
+        // SAFETY: five words that `host` keeps.
+        unsafe { memory.map_host(start.add(1), 20, "host", host.clone()) }.unwrap();
+        let addr = NonNull::from(&host[1]).as_ptr() as u64;
+        let (allocation, offset) = memory.find("update", addr, 8).unwrap();
+        assert_eq!(offset, 4);
+        const N: u64 = 100_000;
+        // Carries from one word to the other.
+        const STEP: u64 = 0x4000_0001;
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..N).for_each(|_| _ = allocation.update64(offset, |x| x.wrapping_add(STEP))));
+            scope.spawn(|| (0..N).for_each(|_| _ = host[1].fetch_add(STEP, Relaxed)));
+        });
+        assert_eq!(host[1].load(Relaxed), 2 * N * STEP);
+        assert_eq!((host[0].load(Relaxed), host[2].load(Relaxed)), (0, 0));
     }
 
     #[test]

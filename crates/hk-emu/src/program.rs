@@ -74,6 +74,8 @@ pub(crate) struct Uop {
     pub clocks: u16,
     /// Index of the operand fix-ups that `run` applies around `inner`.
     pub fixup: u32,
+    /// The same where they are scalar registers: which, and the vector slots that have them in every lane.
+    pub splats: [[u16; 2]; 2],
 }
 
 /// What a handler can reach besides its wave: the workgroup and the launch.

@@ -100,6 +100,23 @@ pub(crate) struct Fixup {
     pub dpp: Option<DppTable>,
 }
 
+impl Fixup {
+    /// One or two scalar registers and their slots, and how many, if they are all.
+    pub fn splats(&self) -> Option<([[u16; 2]; 2], usize)> {
+        if !self.posts.is_empty() || self.dpp.is_some() || !matches!(self.preps.len(), 1 | 2) {
+            return None;
+        }
+        let mut splats = [[0; 2]; 2];
+        for (splat, prep) in splats.iter_mut().zip(&self.preps) {
+            match *prep {
+                Prep::Splat { code: code @ 0..128, to } => *splat = [code, to],
+                _ => return None,
+            }
+        }
+        Some((splats, self.preps.len()))
+    }
+}
+
 /// A DPP control, resolved to lanes.
 #[derive(Clone, Debug)]
 pub(crate) struct DppTable {

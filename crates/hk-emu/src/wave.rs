@@ -226,16 +226,22 @@ impl Wave {
     /// Writes the lanes of chunk `k` whose bit in `mask` is set.
     #[inline(always)]
     pub fn set_chunk(&mut self, slot: u16, k: usize, mask: u32, value: [u32; CHUNK]) {
-        let dst = &mut self.slots[slot as usize & MASK].0[k];
         if mask == 0xFFFF {
-            *dst = value;
+            self.slots[slot as usize & MASK].0[k] = value;
         } else {
-            let mut out = *dst;
-            for l in 0..CHUNK {
-                out[l] = if mask & (1 << l) != 0 { value[l] } else { out[l] };
-            }
-            *dst = out;
+            self.blend_chunk(slot, k, mask, value);
         }
+    }
+
+    /// The same without a branch.
+    #[inline(always)]
+    pub fn blend_chunk(&mut self, slot: u16, k: usize, mask: u32, value: [u32; CHUNK]) {
+        let dst = &mut self.slots[slot as usize & MASK].0[k];
+        let mut out = *dst;
+        for l in 0..CHUNK {
+            out[l] = if mask & (1 << l) != 0 { value[l] } else { out[l] };
+        }
+        *dst = out;
     }
 
     #[inline(always)]

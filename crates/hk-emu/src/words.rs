@@ -120,6 +120,13 @@ impl Words {
         }
     }
 
+    /// The words `i` and `i + 1` as one number, if they lie so that the host can change them as one.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    pub fn pair(&self, i: usize) -> Option<Pair<'_>> {
+        let words = self.get(i..)?.first_chunk()?;
+        words.as_ptr().addr().is_multiple_of(8).then_some(Pair(words))
+    }
+
     /// Whether they may lie elsewhere: nobody but the device knows where they are.
     pub fn can_move(&self) -> bool {
         !matches!(self.owner, Owner::Host(_)) && self.owner().is_none()
@@ -141,6 +148,26 @@ impl Words {
             Some(mapping) => mapping.exclusive(act),
             None => act(),
         }
+    }
+}
+
+/// Two words on a multiple of 8 bytes: [`Words::pair`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(crate) struct Pair<'a>(&'a [AtomicU32; 2]);
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl Pair<'_> {
+    /// Replaces `old`, the first word in the low half; the value that was there, as an error if it was another one.
+    pub fn compare_exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
+        let seen: u64;
+        // Rust's atomics do not mix sizes; the host's instructions do.
+        // SAFETY: reads and writes the 8 bytes of the words, which are atomics.
+        unsafe {
+            std::arch::asm!(
+                "lock cmpxchg qword ptr [{}], {}", in(reg) self.0, in(reg) new, inout("rax") old => seen, options(nostack)
+            );
+        }
+        if seen == old { Ok(seen) } else { Err(seen) }
     }
 }
 

@@ -49,15 +49,19 @@ fn global_store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: 
 }
 levels!(global_store = global_store_body[N: usize]);
 
-fn global_load_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+#[inline(always)]
+fn global_load_narrow_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let addr = addresses(w, e, u);
     mem::load_narrow(w, e, u, &addr, w.exec(), u.d, Narrow::unpack(u.extra))
 }
+levels!(global_load_narrow = global_load_narrow_body);
 
-fn global_store_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+#[inline(always)]
+fn global_store_narrow_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let addr = addresses(w, e, u);
     mem::store_narrow(w, e, u, &addr, w.exec(), u.c, Narrow::unpack(u.extra))
 }
+levels!(global_store_narrow = global_store_narrow_body);
 
 fn global_atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let addr = addresses(w, e, u);
@@ -569,7 +573,7 @@ pub(crate) fn handler(
     }
     Some(match (global, load) {
         (false, _) => other,
-        (true, true) => global_load_narrow,
-        (true, false) => global_store_narrow,
+        (true, true) => global_load_narrow(level),
+        (true, false) => global_store_narrow(level),
     })
 }

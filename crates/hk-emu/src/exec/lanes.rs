@@ -108,21 +108,63 @@ macro_rules! each_chunk {
 }
 pub(crate) use each_chunk;
 
+/// The same for a block of few host instructions that does the same for any values; it writes by [`put_chunk`].
+macro_rules! each_light_chunk {
+    ($H:ident, $exec:expr, |$k:ident, $mask:ident| $body:block) => {
+        if $exec != !0 && $H::MASKS {
+            for $k in 0..4 {
+                let $mask = $crate::wave::Wave::exec_chunk($exec, $k);
+                $body
+            }
+        } else {
+            $crate::exec::lanes::each_chunk!($exec, |$k, $mask| $body)
+        }
+    };
+}
+pub(crate) use each_light_chunk;
+
+/// Writes the lanes of chunk `k` whose bit in `mask` is set, as the host does best.
+#[inline(always)]
+pub(crate) fn put_chunk<H: Host>(w: &mut Wave, slot: u16, k: usize, mask: u32, value: [u32; CHUNK]) {
+    if H::MASKS {
+        w.blend_chunk(slot, k, mask, value);
+    } else {
+        w.set_chunk(slot, k, mask, value);
+    }
+}
+
+#[inline(always)]
+fn lane_chunk<H: Host, O: LaneOp>(w: &Wave, u: &Uop, k: usize, m: Modes) -> [u32; CHUNK] {
+    let (a, b, c) = (source(w, u.a, k, O::N > 0), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2));
+    let mut r = [0; CHUNK];
+    for l in 0..CHUNK {
+        r[l] = O::f::<H>(a[l], b[l], c[l], m);
+    }
+    r
+}
+
 #[inline(always)]
 fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     each_chunk!(w.exec(), |k, mask| {
-        let (a, b, c) =
-            (source(w, u.a, k, O::N > 0), source(w, u.b, k, O::N > 1), source(w, u.c, k, O::N > 2));
-        let mut r = [0; CHUNK];
-        for l in 0..CHUNK {
-            r[l] = O::f::<H>(a[l], b[l], c[l], m);
-        }
+        let r = lane_chunk::<H, O>(w, u, k, m);
         w.set_chunk(u.d, k, mask, r);
     });
     Ctl::Next
 }
 levels!(lane_handler = lane_body<O: LaneOp>);
+
+/// For operations of few host instructions.
+#[inline(always)]
+fn light_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let m = Modes::of(w);
+    each_light_chunk!(H, w.exec(), |k, mask| {
+        let r = lane_chunk::<H, O>(w, u, k, m);
+        put_chunk::<H>(w, u.d, k, mask, r);
+    });
+    Ctl::Next
+}
+levels!(light_handler = light_body<O: LaneOp>);
 
 /// For instructions too rare to be compiled for each level.
 pub(crate) fn lane_portable<O: LaneOp>(_: Level) -> Handler {
@@ -150,34 +192,59 @@ pub(crate) fn wide_source(w: &Wave, slot: u16, k: usize, width: usize) -> [u64; 
 }
 
 #[inline(always)]
-pub(crate) fn set_wide(w: &mut Wave, slot: u16, k: usize, mask: u32, value: [u64; CHUNK], width: usize) {
+pub(crate) fn set_wide<H: Host>(
+    w: &mut Wave,
+    slot: u16,
+    k: usize,
+    mask: u32,
+    value: [u64; CHUNK],
+    width: usize,
+) {
     let (mut lo, mut hi) = ([0; CHUNK], [0; CHUNK]);
     for l in 0..CHUNK {
         lo[l] = value[l] as u32;
         hi[l] = (value[l] >> 32) as u32;
     }
-    w.set_chunk(slot, k, mask, lo);
+    put_chunk::<H>(w, slot, k, mask, lo);
     if width > 1 {
-        w.set_chunk(slot + 1, k, mask, hi);
+        put_chunk::<H>(w, slot + 1, k, mask, hi);
     }
+}
+
+#[inline(always)]
+fn wide_chunk<H: Host, O: WideOp>(w: &Wave, u: &Uop, k: usize, m: Modes) -> [u64; CHUNK] {
+    let a = wide_source(w, u.a, k, O::SRC[0]);
+    let b = wide_source(w, u.b, k, O::SRC[1]);
+    let c = wide_source(w, u.c, k, O::SRC[2]);
+    let mut r = [0; CHUNK];
+    for l in 0..CHUNK {
+        r[l] = O::f::<H>(a[l], b[l], c[l], m);
+    }
+    r
 }
 
 #[inline(always)]
 fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     each_chunk!(w.exec(), |k, mask| {
-        let a = wide_source(w, u.a, k, O::SRC[0]);
-        let b = wide_source(w, u.b, k, O::SRC[1]);
-        let c = wide_source(w, u.c, k, O::SRC[2]);
-        let mut r = [0; CHUNK];
-        for l in 0..CHUNK {
-            r[l] = O::f::<H>(a[l], b[l], c[l], m);
-        }
-        set_wide(w, u.d, k, mask, r, O::DST);
+        let r = wide_chunk::<H, O>(w, u, k, m);
+        set_wide::<H>(w, u.d, k, mask, r, O::DST);
     });
     Ctl::Next
 }
 levels!(wide_handler = wide_body<O: WideOp>);
+
+/// For operations of few host instructions.
+#[inline(always)]
+fn light_wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    let m = Modes::of(w);
+    each_light_chunk!(H, w.exec(), |k, mask| {
+        let r = wide_chunk::<H, O>(w, u, k, m);
+        set_wide::<H>(w, u.d, k, mask, r, O::DST);
+    });
+    Ctl::Next
+}
+levels!(light_wide_handler = light_wide_body<O: WideOp>);
 
 /// For instructions too rare to be compiled for each level.
 pub(crate) fn wide_portable<O: WideOp>(_: Level) -> Handler {
@@ -197,7 +264,7 @@ fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     let exec = w.exec();
     let mut out = 0;
-    each_chunk!(exec, |k, mask| {
+    each_light_chunk!(H, exec, |k, mask| {
         let mut r = [0; CHUNK];
         if O::SRC[0] == 1 && O::SRC[1] == 1 {
             let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
@@ -451,7 +518,7 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
     let exec = w.exec();
     let carries = if O::IN { e.s64(w, u.mask_in) } else { 0 };
     let mut out = 0;
-    each_chunk!(exec, |k, mask| {
+    each_light_chunk!(H, exec, |k, mask| {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let carry = Wave::exec_chunk(carries, k);
         let (mut r, mut o) = ([0; CHUNK], [0; CHUNK]);
@@ -466,7 +533,7 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
                 r[l] = if u.extra == CARRY_TO_MAX { r[l] | o[l] } else { r[l] & !o[l] };
             }
         }
-        w.set_chunk(u.d, k, mask, r);
+        put_chunk::<H>(w, u.d, k, mask, r);
     });
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
@@ -477,14 +544,14 @@ levels!(carry_handler = carry_body<O: CarryOp>);
 #[inline(always)]
 fn select_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let select = e.s64(w, u.mask_in);
-    each_chunk!(w.exec(), |k, mask| {
+    each_light_chunk!(H, w.exec(), |k, mask| {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let pick = Wave::exec_chunk(select, k);
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
             r[l] = if pick & 1 << l != 0 { b[l] } else { a[l] };
         }
-        w.set_chunk(u.d, k, mask, r);
+        put_chunk::<H>(w, u.d, k, mask, r);
     });
     Ctl::Next
 }

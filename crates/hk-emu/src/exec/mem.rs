@@ -26,16 +26,6 @@ fn contiguous(addr: &[u64; 64], step: u64) -> bool {
     differences == 0
 }
 
-#[inline(always)]
-fn same_address(addr: &[u64; 64], mask: u64) -> bool {
-    let first = addr[mask.trailing_zeros() as usize % 64];
-    let mut differences = 0;
-    for (lane, address) in addr.iter().enumerate() {
-        differences |= if mask >> lane & 1 != 0 { address ^ first } else { 0 };
-    }
-    differences == 0
-}
-
 /// The lanes of `mask`, in ascending order.
 #[inline(always)]
 fn active(mask: u64) -> impl Iterator<Item = usize> {
@@ -47,6 +37,38 @@ fn active(mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
+/// The lowest and the highest address of the lanes of `mask`, and the bits in which any of them differ.
+#[inline(always)]
+fn reach(addr: &[u64; 64], mask: u64) -> (u64, u64, u64) {
+    let (mut low, mut high, mut bits) = (u64::MAX, 0, 0);
+    let first = addr[mask.trailing_zeros() as usize % 64];
+    for (lane, address) in addr.iter().enumerate() {
+        let idle = (mask >> lane & 1).wrapping_sub(1);
+        low = low.min(address | idle);
+        high = high.max(address & !idle);
+        bits |= (address ^ first) & !idle;
+    }
+    (low, high, bits)
+}
+
+/// The allocation in which the lanes of `mask` access `bytes` bytes each, if all are aligned and in one; the offset of the lowest
+/// address, that, and the highest.
+#[inline(always)]
+fn narrow_span<'a>(
+    memory: &View<'a>,
+    hint: &mut u32,
+    addr: &[u64; 64],
+    mask: u64,
+    bytes: u64,
+) -> Option<(&'a Allocation, usize, u64, u64)> {
+    let (low, high, bits) = reach(addr, mask);
+    if mask == 0 || bits % bytes != 0 {
+        return None;
+    }
+    let (allocation, offset) = memory.find(low, (high - low).checked_add(bytes)?, hint)?;
+    (offset as u64 % bytes == 0).then_some((allocation, offset, low, high))
+}
+
 /// The words that the lanes of `mask` access, if all are aligned and in one allocation: those from the lowest to the highest address,
 /// which is returned as well.
 #[inline(always)]
@@ -56,14 +78,7 @@ fn span<'a, const N: usize>(
     addr: &[u64; 64],
     mask: u64,
 ) -> Option<(&'a Allocation, &'a [AtomicU32], u64)> {
-    let (mut low, mut high, mut bits) = (u64::MAX, 0, 0);
-    let first = addr[mask.trailing_zeros() as usize % 64];
-    for (lane, address) in addr.iter().enumerate() {
-        let idle = (mask >> lane & 1).wrapping_sub(1);
-        low = low.min(address | idle);
-        high = high.max(address & !idle);
-        bits |= (address ^ first) & !idle;
-    }
+    let (low, high, bits) = reach(addr, mask);
     if mask == 0 || bits % 4 != 0 {
         return None;
     }
@@ -289,6 +304,8 @@ impl Narrow {
     }
 }
 
+/// Loads a byte or two per lane of `mask`.
+#[inline(always)]
 pub(crate) fn load_narrow(
     w: &mut Wave,
     e: &mut Env<'_>,
@@ -301,8 +318,24 @@ pub(crate) fn load_narrow(
     let memory = e.memory;
     let hint = &mut e.hints[u.index as usize];
     e.read_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
-    // One address, as of a field of the kernel's arguments, is read once.
-    let same = same_address(addr, mask);
+    if let Some((allocation, offset, low, high)) = narrow_span(memory, hint, addr, mask, n.bytes.into()) {
+        let load = |at| if n.bytes == 1 { allocation.load8(at) } else { allocation.load16(at) };
+        // One address, as of a field of the kernel's arguments, is read once.
+        if low == high {
+            let raw = load(offset);
+            each_chunk!(mask, |k, mask| {
+                let value = super::lanes1(w.chunk(dst, k), |old| n.merge(old, raw));
+                w.set_chunk(dst, k, mask, value);
+            });
+            return Ctl::Next;
+        }
+        for lane in active(mask) {
+            let raw = load(offset + (addr[lane] - low) as usize);
+            let value = n.merge(w.lane(dst, lane), raw);
+            w.set_lane(dst, lane, value);
+        }
+        return Ctl::Next;
+    }
     let mut rest = mask;
     while rest != 0 {
         let lane = rest.trailing_zeros() as usize;
@@ -314,13 +347,6 @@ pub(crate) fn load_narrow(
             return fail(e, Access::Read, address, n.bytes.into(), lane);
         }
         let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
-        if same {
-            each_chunk!(mask, |k, mask| {
-                let value = w.chunk(dst, k).map(|old| n.merge(old, raw));
-                w.set_chunk(dst, k, mask, value);
-            });
-            return Ctl::Next;
-        }
         let value = n.merge(w.lane(dst, lane), raw);
         w.set_lane(dst, lane, value);
         rest &= rest - 1;
@@ -328,6 +354,8 @@ pub(crate) fn load_narrow(
     Ctl::Next
 }
 
+/// Stores a byte or two per lane of `mask`.
+#[inline(always)]
 pub(crate) fn store_narrow(
     w: &mut Wave,
     e: &mut Env<'_>,
@@ -340,12 +368,26 @@ pub(crate) fn store_narrow(
     let memory = e.memory;
     let hint = &mut e.hints[u.index as usize];
     e.written_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
-    let mut lane = 0;
-    while lane < 64 {
-        if mask >> lane & 1 == 0 {
-            lane += 1;
-            continue;
+    if let Some((allocation, offset, low, _)) = narrow_span(memory, hint, addr, mask, n.bytes.into())
+        && allocation.writable
+    {
+        // What neighbouring lanes write to one word is one store.
+        let (mut word, mut bits, mut value) = (offset / 4, 0, 0);
+        for lane in active(mask) {
+            let at = offset + (addr[lane] - low) as usize;
+            if at / 4 != word {
+                allocation.merge(word, bits, value);
+                (word, bits) = (at / 4, 0);
+            }
+            let shift = at % 4 * 8;
+            let field = if n.bytes == 1 { 0xFF } else { 0xFFFF } << shift;
+            value = value & !field | n.take(w.lane(src, lane)) << shift & field;
+            bits |= field;
         }
+        allocation.merge(word, bits, value);
+        return Ctl::Next;
+    }
+    for lane in active(mask) {
         let address = addr[lane];
         let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
             return fail(e, Access::Write, address, n.bytes.into(), lane);
@@ -353,26 +395,12 @@ pub(crate) fn store_narrow(
         if !allocation.writable || n.bytes == 2 && offset % 2 != 0 && memory.strict {
             return fail(e, Access::Write, address, n.bytes.into(), lane);
         }
-        // Two neighbours that fill a word are one store.
-        let whole = n.bytes == 2
-            && offset % 4 == 0
-            && lane < 63
-            && mask >> lane & 3 == 3
-            && addr[lane + 1] == address.wrapping_add(2)
-            && allocation.offset(address, 4).is_some();
         let value = n.take(w.lane(src, lane));
-        if whole {
-            let next = n.take(w.lane(src, lane + 1));
-            allocation.store32(offset, value & 0xFFFF | next << 16);
-            lane += 2;
-            continue;
-        }
         if n.bytes == 1 {
             allocation.store8(offset, value);
         } else {
             allocation.store16(offset, value);
         }
-        lane += 1;
     }
     Ctl::Next
 }
@@ -597,7 +625,7 @@ impl Rmw {
     }
 }
 
-/// The atomic at `offset`, a multiple of its size. Returns the old value.
+/// The atomic at `offset`, a multiple of 4. Returns the old value.
 pub(crate) fn update(
     allocation: &Allocation,
     offset: usize,
@@ -639,7 +667,7 @@ pub(crate) fn atomic(
             return fail(e, Access::Atomic, address, bytes, lane);
         };
         // The hardware needs natural alignment here, whatever the mode.
-        if !allocation.writable || offset % bytes != 0 {
+        if !allocation.writable || address % bytes as u64 != 0 || offset % 4 != 0 {
             return fail(e, Access::Atomic, address, bytes, lane);
         }
         let (data, compare) = if atomic.wide {

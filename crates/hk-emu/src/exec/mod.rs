@@ -92,6 +92,8 @@ pub(crate) trait Host {
     fn fma64(a: f64, b: f64, c: f64) -> f64;
     /// Whether the host has the fused operations itself.
     const FUSED: bool;
+    /// Whether it writes chosen lanes of a chunk in one instruction: little work is then done for idle chunks, too, without branches.
+    const MASKS: bool = false;
     /// A chunk of f32 in the host's registers.
     type Chunk: Copy;
     /// Chunks that fill the host's registers with sums, and its pipeline with work.
@@ -283,6 +285,7 @@ mod x86 {
             a.mul_add(b, c)
         }
         const FUSED: bool = true;
+        const MASKS: bool = true;
         type Chunk = __m512;
         const SUMS: usize = 8;
         #[inline(always)]

@@ -257,6 +257,18 @@ pub(crate) fn run_fixed(w: &mut Wave, e: &mut Env<'_>, u: &Uop, fixup: &Fixup) -
 
 levels!(fixed = fixed_body);
 
+/// The same where `N` scalar registers are all that there is to prepare, as most often.
+#[inline(always)]
+fn splat_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    for [register, to] in &u.splats[..N] {
+        *w.v_mut(*to) = Lanes::splat(w.s[usize::from(*register) & 127]);
+    }
+    // SAFETY: as in `run_fixed`.
+    unsafe { (u.inner)(w, e, u) }
+}
+
+levels!(splat = splat_body[N: usize]);
+
 /// The selector that takes everything.
 pub(crate) const DWORD: u8 = 6;
 

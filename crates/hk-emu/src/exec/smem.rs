@@ -1,5 +1,6 @@
 //! Scalar memory.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::mem::{self, Atomic};
@@ -82,11 +83,19 @@ fn load(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let mut data = [0; 16];
     if present != 0 {
         match find(e, u, Access::Read, address, 4 * present) {
-            Ok((allocation, offset)) => {
-                for (i, word) in data.iter_mut().enumerate().take(present) {
-                    *word = allocation.load32(offset + 4 * i);
+            Ok((allocation, offset)) => match allocation.words(offset, present).filter(|_| offset % 4 == 0) {
+                Some(from) if present == words(u) => {
+                    for (i, from) in from.iter().enumerate() {
+                        w.s[(u.d as usize + i) & 127] = from.load(Relaxed);
+                    }
+                    return Ctl::Next;
                 }
-            }
+                _ => {
+                    for (i, word) in data.iter_mut().enumerate().take(present) {
+                        *word = allocation.load32(offset + 4 * i);
+                    }
+                }
+            },
             Err(problem) => {
                 let Some((allocation, offset, inside)) = tail(e.memory, address, 4 * present) else {
                     return e.fault(problem);
@@ -129,7 +138,9 @@ fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let mut old = 0;
     if inside >= bytes as u64 {
         let (allocation, offset) = match find(e, u, Access::Atomic, address, bytes) {
-            Ok((allocation, offset)) if offset % bytes == 0 => (allocation, offset),
+            Ok((allocation, offset)) if address % bytes as u64 == 0 && offset % 4 == 0 => {
+                (allocation, offset)
+            }
             Ok(_) => return e.fault(Problem::memory(Access::Atomic, address, bytes as u32, None)),
             Err(problem) => return e.fault(problem),
         };

@@ -2,12 +2,12 @@
 
 use super::float;
 use super::lanes::{
-    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, cmp_portable, each_chunk,
-    lane_handler, lane_portable, set_wide, wide_handler, wide_source,
+    CarryOp, CmpOp, LaneOp, Modes, WideOp, carry_handler, cmp_handler, cmp_portable, each_light_chunk,
+    lane_portable, light_handler, light_wide_handler, put_chunk, set_wide, wide_source,
 };
 use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
 use crate::isa::Op;
-use crate::wave::{CHUNK, M0, Wave};
+use crate::wave::{CHUNK, Lanes, M0, Wave};
 
 /// Lane operations, one row each: mnemonic, number of sources, lane expression.
 macro_rules! lane_ops {
@@ -145,7 +145,7 @@ fn pair(f: impl Fn(u32, u32, u32) -> u32, a: u32, b: u32, c: u32) -> u32 {
 
 lane_ops! {
     /// 32-bit integer and bit operations that kernels are full of.
-    int32 by lane_handler:
+    int32 by light_handler:
     V_MOV_B32 1 |a, b, c, m| a;
     V_ACCVGPR_READ_B32 1 |a, b, c, m| a;
     V_ACCVGPR_WRITE_B32 1 |a, b, c, m| a;
@@ -167,6 +167,7 @@ lane_ops! {
     V_OR_B32 2 |a, b, c, m| a | b;
     V_XOR_B32 2 |a, b, c, m| a ^ b;
     V_MAD_U32_U24 3 |a, b, c, m| (a & 0xFF_FFFF).wrapping_mul(b & 0xFF_FFFF).wrapping_add(c);
+    V_BCNT_U32_B32 2 |a, b, c, m| a.count_ones().wrapping_add(b);
     V_BFE_U32 3 |a, b, c, m| bfe_u(a, b, c);
     V_BFE_I32 3 |a, b, c, m| bfe_i(a, b, c);
     V_BFI_B32 3 |a, b, c, m| a & b | !a & c;
@@ -202,7 +203,6 @@ lane_ops! {
     V_MUL_HI_I32 2 |a, b, c, m| (i64::from(a as i32) * i64::from(b as i32) >> 32) as u32;
     V_XNOR_B32 2 |a, b, c, m| !(a ^ b);
     V_BFM_B32 2 |a, b, c, m| ((1u32 << (a & 31)) - 1) << (b & 31);
-    V_BCNT_U32_B32 2 |a, b, c, m| a.count_ones().wrapping_add(b);
     V_MAD_I32_I24 3 |a, b, c, m| (sext24(a).wrapping_mul(sext24(b)) as u32).wrapping_add(c);
     V_ALIGNBYTE_B32 3 |a, b, c, m| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (c & 3))) as u32;
     V_MIN3_I32 3 |a, b, c, m| (a as i32).min(b as i32).min(c as i32) as u32;
@@ -320,7 +320,7 @@ fn dot_u(a: u32, b: u32, c: u32, width: u32) -> u32 {
 
 wide_ops! {
     /// 64-bit integers.
-    int64 by wide_handler:
+    int64 by light_wide_handler:
     V_MOV_B64 [2, 2, 0, 0] |a, b, c, m| a;
     V_LSHLREV_B64 [2, 1, 2, 0] |a, b, c, m| b << (a & 63);
     V_LSHRREV_B64 [2, 1, 2, 0] |a, b, c, m| b >> (a & 63);
@@ -336,7 +336,7 @@ wide_ops! {
 fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let saturates = u.extra & MAD_SATURATES != 0;
     let mut out = 0;
-    each_chunk!(w.exec(), |k, mask| {
+    each_light_chunk!(H, w.exec(), |k, mask| {
         let (a, b, c) = (w.chunk(u.a, k), w.chunk(u.b, k), wide_source(w, u.c, k, 2));
         let (mut r, mut carries) = ([0; CHUNK], [0; CHUNK]);
         for l in 0..CHUNK {
@@ -356,7 +356,7 @@ fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uo
             r[l] = if carry && saturates { limit } else { sum };
             carries[l] = if carry { !0 } else { 0 };
         }
-        set_wide(w, u.d, k, mask, r, 2);
+        set_wide::<H>(w, u.d, k, mask, r, 2);
         out |= u64::from(H::movemask(carries) & mask) << (16 * k);
     });
     w.set_s64(u.mask_out as usize, out);
@@ -692,20 +692,33 @@ fn writelane(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     Ctl::Next
 }
 
-/// `v_mbcnt_lo`, `v_mbcnt_hi`: bits of the mask below the own lane.
-fn mbcnt(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let exec = w.exec();
-    let high = u.extra != 0;
-    for lane in 0..64u32 {
-        if exec >> lane & 1 != 0 {
-            let below = if high { ((1u64 << lane) - 1) >> 32 } else { (1u64 << lane) - 1 } as u32;
-            let count = (w.lane(u.a, lane as usize) & below).count_ones();
-            let value = count.wrapping_add(w.lane(u.b, lane as usize));
-            w.set_lane(u.d, lane as usize, value);
-        }
+/// The lanes below each lane: the low or the high half of their mask.
+const fn below(high: bool) -> Lanes {
+    let mut all = Lanes::ZERO;
+    let mut lane = 0;
+    while lane < 64 {
+        let mask = (1u64 << lane) - 1;
+        all.0[lane / CHUNK][lane % CHUNK] = (if high { mask >> 32 } else { mask }) as u32;
+        lane += 1;
     }
+    all
+}
+
+/// `v_mbcnt_lo`, `v_mbcnt_hi`: bits of the mask below the own lane.
+#[inline(always)]
+fn mbcnt_body<H: Host, const HIGH: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+    static BELOW: [Lanes; 2] = [below(false), below(true)];
+    each_light_chunk!(H, w.exec(), |k, mask| {
+        let (a, b, below) = (w.chunk(u.a, k), w.chunk(u.b, k), &BELOW[usize::from(HIGH)].0[k]);
+        let mut r = [0; CHUNK];
+        for l in 0..CHUNK {
+            r[l] = (a[l] & below[l]).count_ones().wrapping_add(b[l]);
+        }
+        put_chunk::<H>(w, u.d, k, mask, r);
+    });
     Ctl::Next
 }
+levels!(mbcnt = mbcnt_body[HIGH: bool]);
 
 fn swap(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
@@ -784,8 +797,8 @@ pub(crate) fn handler(op: Op, level: Level, extra: &mut u32) -> Option<Handler> 
         Op::V_READLANE_B32 => Some(readlane),
         Op::V_READFIRSTLANE_B32 => Some(readfirstlane),
         Op::V_WRITELANE_B32 => Some(writelane),
-        Op::V_MBCNT_LO_U32_B32 => with(0, mbcnt),
-        Op::V_MBCNT_HI_U32_B32 => with(1, mbcnt),
+        Op::V_MBCNT_LO_U32_B32 => Some(mbcnt::<false>(level)),
+        Op::V_MBCNT_HI_U32_B32 => Some(mbcnt::<true>(level)),
         Op::V_SWAP_B32 => Some(swap),
         Op::V_PERMLANE16_SWAP_B32 => with(16, permlane_swap),
         Op::V_PERMLANE32_SWAP_B32 => with(32, permlane_swap),
