@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Compile everything even if the cache has it.
     #[arg(long)]
     cold: bool,
+    /// Only check the sources, by the compiler's front end: no code is generated, and the cache does not matter.
+    #[arg(long, conflicts_with = "json")]
+    check: bool,
     /// Compilers to run at the same time. Default: one per core.
     #[arg(long, short, value_name = "N")]
     jobs: Option<usize>,
@@ -51,6 +54,9 @@ pub(crate) fn run(args: &Args) -> Result {
     let compiler = Search::from_env().find()?;
     let root = args.root.clone().unwrap_or_else(run::workspace_root);
     let jobs = args.jobs.or_else(|| std::env::var("NUM_JOBS").ok()?.parse().ok());
+    if args.check {
+        return check(&root, compiler, &targets, jobs);
+    }
     let built = build(&root, compiler, &targets, args.cold, jobs)?;
     match &args.json {
         Some(file) if file == Path::new("-") => writeln!(std::io::stdout(), "{}", built.json()?)?,
@@ -64,6 +70,35 @@ pub(crate) fn run(args: &Args) -> Result {
         }
     }
     built.check()
+}
+
+/// `--check`.
+fn check(root: &Path, compiler: Compiler, targets: &[Arch], jobs: Option<usize>) -> Result {
+    let start = Instant::now();
+    let units = discover(root, targets)?;
+    let builder = builder(compiler, hk_build::cache_dir(&std::env::current_exe()?), jobs);
+    let mut failures = Vec::new();
+    for (unit, result) in units.iter().zip(builder.check_all(&units)) {
+        match result {
+            Ok(warnings) if warnings.is_empty() => {}
+            Ok(warnings) => eprintln!("{} for {}:\n{warnings}", unit.label(), unit.arch),
+            Err(e) => failures.push(e.to_string()),
+        }
+    }
+    let (seconds, compiler) = (start.elapsed().as_secs_f64(), builder.compiler());
+    match failures.len() {
+        0 => println!("{} sources by targets are right, {seconds:.2} s, {compiler}", units.len()),
+        n => return Err(Failure(format!("{n} of {} sources failed\n{}", units.len(), failures.join("\n")))),
+    }
+    Ok(())
+}
+
+fn builder(compiler: Compiler, cache: PathBuf, jobs: Option<usize>) -> Builder {
+    let builder = Builder::new(compiler, cache);
+    match jobs {
+        Some(jobs) => builder.threads(jobs),
+        None => builder,
+    }
 }
 
 /// What was built.
@@ -92,10 +127,7 @@ pub(crate) fn build(
         }
         false => hk_build::cache_dir(&std::env::current_exe()?),
     };
-    let mut builder = Builder::new(compiler, cache);
-    if let Some(jobs) = jobs {
-        builder = builder.threads(jobs);
-    }
+    let builder = builder(compiler, cache, jobs);
     eprintln!("compiling {} objects with {}", units.len(), builder.compiler());
     let progress = Progress::new(units.len());
     let results = builder.compile_all(&units, |unit, result| progress.done(unit, result));

@@ -248,6 +248,27 @@ fn build_all_lists_every_kernel() {
     assert!(text(&output).contains("unknown target `gfx90a`"));
 }
 
+/// Errors in templates are found where kernels make instances of them.
+#[test]
+fn build_all_checks_sources_without_objects() {
+    let m = Machine::new();
+    let output = m.build_all(&["--targets", "sm_90a,gfx950", "--check"]);
+    assert!(
+        output.status.success() && text(&output).contains("4 sources by targets are right"),
+        "{}",
+        text(&output)
+    );
+    let bad = "template <typename T> struct Of { static void run(T *p) { p->none = 1; } };\n\
+               extern \"C\" __attribute__((global)) void bad(float *p) { Of<float>::run(p); }\n";
+    m.write("root/crates/hk-two/hip/bad.hip", bad);
+    let output = m.build_all(&["--targets", "sm_90a", "--check"]);
+    let shown = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{shown}");
+    for part in ["1 of 3 sources failed", "hk-two/hip/bad.hip", "member reference base type 'float'"] {
+        assert!(shown.contains(part), "`{part}`: {shown}");
+    }
+}
+
 #[test]
 fn build_all_fails_if_any_kernel_does() {
     let m = Machine::new();

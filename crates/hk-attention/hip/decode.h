@@ -959,12 +959,24 @@ class Decode {
             };
             Set even = load(skip), odd = load(0);
             // One way out, so that the compiler knows which loads are in flight. Steps past the end are masked, and load nothing.
-            do {
+            if constexpr (kScales && kM > 1 && kD > 128) {
+                // Factors are loaded to AGPRs, and the compiler moves them at the end of a round, behind a full drain: where a round ends
+                // with those of the set that was loaded first, they are there.
                 take(even);
-                even = load(0);
-                take(odd);
-                odd = load(0);
-            } while (at < end);
+                while (at < end) {
+                    even = load(0);
+                    take(odd);
+                    odd = load(0);
+                    take(even);
+                }
+            } else {
+                do {
+                    take(even);
+                    even = load(0);
+                    take(odd);
+                    odd = load(0);
+                } while (at < end);
+            }
         } else {
             Windows windows = steps.next();
             K k = load_keys(windows);
@@ -993,9 +1005,6 @@ class Decode {
     HK_FN static u32 thread_row(u32 i) { return (hk::thread_x() + i * kThreads) / kDim; }
     HK_FN static u32 thread_place() { return hk::thread_x() % kDim; }
 
-    HK_FN static float weight(float of_wave, float base) {
-        return hk::exp2_fast(of_wave - (base == kMinusInf ? 0.0f : base));
-    }
     HK_FN float base_of(u32 row) const {
         float base = lds_.sums[0][row][0];
 #pragma unroll
@@ -1016,7 +1025,7 @@ class Decode {
 #pragma unroll
         for (u32 i = 0; i < kM * kOwn; ++i) {
             const u32 m = i / kOwn, r = i % kOwn, row = m * kDim + hk::row_of_lane<kDim>(lane, r);
-            const float factor = weight(lds_.sums[hk::wave_id()][row][0], base_of(row));
+            const float factor = rescaled(lds_.sums[hk::wave_id()][row][0], base_of(row));
             if constexpr (kOffset) {
 #pragma unroll
                 for (int j = 0; j < kCols; ++j) o_[m].acc[0][j] += o_[m].acc[0][kCols];
@@ -1041,7 +1050,7 @@ class Decode {
 #pragma unroll
             for (int w = 0; w < kWaves; ++w) {
                 const Vec<float, 2> of = lds_.sums[w][row];
-                sum = __builtin_fmaf(of[1], weight(of[0], base), sum);
+                sum = __builtin_fmaf(of[1], rescaled(of[0], base), sum);
             }
             all.sums[i] = {base, sum};
         }

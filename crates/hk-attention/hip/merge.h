@@ -44,21 +44,38 @@ class MergedRow {
         });
     }
 
-    /// Four columns. `acc(s)`: those of part s.
-    HK_FN Vec<float, 4> merged(auto acc) const {
+    template <int kRuns>
+    struct Runs {
+        Vec<float, 4> of[kRuns];
+    };
+    /// Runs of four columns. `acc(s, run)`: those of part s. Loads of kParts parts are in flight.
+    template <int kRuns, int kParts>
+    HK_FN Runs<kRuns> runs(auto acc) const {
         struct Part {
             Vec<float, 2> sums;
-            Vec<float, 4> acc;
+            Vec<float, 4> acc[kRuns];
         };
-        Vec<float, 4> sum = 0.0f;
-        each_part<kAhead>(
-            count_, [&](u32 s) { return Part{sums_(s), acc(s)}; },
+        Runs<kRuns> sum = {};
+        each_part<kParts>(
+            count_,
+            [&](u32 s) {
+                Part part = {sums_(s), {}};
+#pragma unroll
+                for (int run = 0; run < kRuns; ++run) part.acc[run] = acc(s, run);
+                return part;
+            },
             [&](const Part &part) {
                 const float weight = hk::exp2_fast(part.sums[0] - base_);
                 // Parts without a visible key have no sums of values. One whose scores are NaN weighs nothing, and makes the total NaN.
-                if (weight != 0.0f || total_ != total_) sum += part.acc * (weight / total_);
+                if (weight == 0.0f && total_ == total_) return;
+#pragma unroll
+                for (int run = 0; run < kRuns; ++run) sum.of[run] += part.acc[run] * (weight / total_);
             });
         return sum;
+    }
+    /// Four columns. `acc(s)`: those of part s.
+    HK_FN Vec<float, 4> merged(auto acc) const {
+        return runs<1, kAhead>([&](u32 s, int) { return acc(s); }).of[0];
     }
     HK_FN float lse() const { return total_ == 0.0f ? kMinusInf : (base_ + hk::log2_fast(total_)) * kLn2; }
 };

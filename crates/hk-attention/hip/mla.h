@@ -43,22 +43,6 @@ namespace mla {
 
 using namespace attention;
 
-/// What exponentials relative to `own` are multiplied by to be relative to `base`, a maximum that `own` is among.
-HK_FN float rescaled(float own, float base) { return hk::exp2_fast(own - (base == kMinusInf ? 0.0f : base)); }
-
-struct FinishedRow {
-    float factor, lse;
-};
-/// What the accumulators of a row of OnlineSoftmax::sums `sums` are multiplied by at the end, and the row's LSE. `sink`, in natural
-/// units: one more score, without a value; -inf: none. As merge.h does it, so that the bits are the same.
-HK_FN FinishedRow finish_row(Vec<float, 2> sums, float sink = kMinusInf) {
-    sink *= kLog2E;
-    const float most = __builtin_fmaxf(sums[0], sink), base = most == kMinusInf ? 0.0f : most;
-    const float keep = hk::exp2_fast(sums[0] - base), total = __builtin_fmaf(sums[1], keep, hk::exp2_fast(sink - base));
-    return total == 0.0f ? FinishedRow{0.0f, kMinusInf}
-                         : FinishedRow{keep / total, (base + hk::log2_fast(total)) * kLn2};
-}
-
 struct Params {
     attention::Params attention;  // keys are those of the cache, values its first columns
     // Rotation of the last columns of queries and of a sequence's last key, one query to a sequence. cos_sin: [positions, rotary],
@@ -1005,6 +989,7 @@ class Decode {
     /// The results of all splits of the tile, kMergedRows rows at a time, whose maxima and sums are in LDS.
     HK_FN void merge() const {
         constexpr u32 kPlaces = S::kThreads / kMergedRows, kAhead = 8;
+        constexpr int kRuns = kC / (kPlaces * 4);
         const attention::Params &p = params();
         const bool packed = p.sequences.q_starts != 0;
         const u32 rows = work_.q_len * p.group - work_.first, parts = split_.parts;
@@ -1025,9 +1010,11 @@ class Decode {
             const auto merged = merged_row<kAhead>(parts, kMinusInf, [&](u32 s) { return lds_.parts[s][at]; });
             if (own.there) {
                 const u64 row = row_address(p.out, work_, packed, own.query, own.head);
-#pragma unroll 1
-                for (u32 col = place * 4; col < u32(kC); col += kPlaces * 4)
-                    store_run<4>(p, row, col, merged.merged([&](u32 s) { return partial(s, own).load(p, col); }));
+                const auto column = [&](int run) { return (run * kPlaces + place) * 4; };
+                const auto y = merged.template runs<kRuns, 2>(
+                    [&](u32 s, int run) { return partial(s, own).load(p, column(run)); });
+#pragma unroll
+                for (int run = 0; run < kRuns; ++run) store_run<4>(p, row, column(run), y.of[run]);
                 if (p.lse.data && place == 0)
                     *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work_, packed, own.query, own.head)) =
                         merged.lse();

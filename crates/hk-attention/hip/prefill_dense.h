@@ -778,7 +778,7 @@ class Dense {
             }
             float sink = kMinusInf;
             if (p.scores.sink && own.valid) sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[own.head];
-            float lse, factor = softmax_.finish(r, sink, lse);
+            auto [factor, lse] = attention::finish_row(softmax_.sums(r), sink);
             if constexpr (kFp8) factor *= out_factor;
             if (poison_[r]) lse = factor = __builtin_nanf("");
             if (!own.valid) continue;

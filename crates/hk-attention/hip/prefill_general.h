@@ -498,13 +498,14 @@ class Prefill {
                 if (first) partial.store_sums(p, sums);
                 continue;
             }
-            float lse = 0.0f, factor = 1.0f;
+            attention::FinishedRow finished = {1.0f, 0.0f};
             if constexpr (!kHstu) {
                 float sink = kMinusInf;
                 if (p.scores.sink && query.valid)
                     sink = reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[query.head];
-                factor = softmax_.finish(r, sink, lse);
+                finished = attention::finish_row(softmax_.sums(r), sink);
             }
+            auto [factor, lse] = finished;
             if (poison) lse = factor = __builtin_nanf("");
             if (!query.valid) continue;
             const u64 row = row_address(p.out, work_, packed_, query.index, query.head);

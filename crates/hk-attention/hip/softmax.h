@@ -34,6 +34,22 @@ HK_FN void map_pairs(Tile &tile, u32 r, auto f) {
     }
 }
 
+/// What exponentials relative to `own` are multiplied by to be relative to `base`, a maximum that `own` is among.
+HK_FN float rescaled(float own, float base) { return hk::exp2_fast(own - (base == kMinusInf ? 0.0f : base)); }
+
+struct FinishedRow {
+    float factor, lse;
+};
+/// What the accumulators of a row of OnlineSoftmax::sums `sums` are multiplied by at the end, and the row's LSE. `sink`, in natural
+/// units: one more score, without a value; -inf: none. As merge.h does it, so that the bits are the same.
+HK_FN FinishedRow finish_row(Vec<float, 2> sums, float sink = kMinusInf) {
+    sink *= kLog2E;
+    const float most = __builtin_fmaxf(sums[0], sink), base = most == kMinusInf ? 0.0f : most;
+    const float keep = hk::exp2_fast(sums[0] - base), total = __builtin_fmaf(sums[1], keep, hk::exp2_fast(sink - base));
+    return total == 0.0f ? FinishedRow{0.0f, kMinusInf}
+                         : FinishedRow{keep / total, (base + hk::log2_fast(total)) * kLn2};
+}
+
 /// Maximum, in units of log2, and the lane's part of the sum, of each of the lane's rows. Exponents are relative to a base that
 /// follows the maximum when that has grown by kSlack or more: accumulators are rarely rescaled. What a row does depends on that row
 /// alone: a factor of 1 is exact.
@@ -77,19 +93,6 @@ class OnlineSoftmax {
     HK_FN Vec<float, 2> sums(u32 r) const {
         const float sum = hk::reduce_over_lane_groups<kDim>(sum_[r], hk::Sum{});
         return {bar_[r] > kMinusInf ? base_[r] + kCut : kMinusInf, sum * __builtin_exp2f(-kCut)};
-    }
-
-    /// What the lane's accumulators of row `r` are to be multiplied by at the end, and the row's LSE. `sink`, in natural units:
-    /// one more score, without a value; -inf: none.
-    HK_FN float finish(u32 r, float sink, float &lse) const {
-        const Vec<float, 2> own = sums(r);
-        sink *= kLog2E;
-        const float most = __builtin_fmaxf(own[0], sink), base = most == kMinusInf ? 0.0f : most;
-        const float keep = hk::exp2_fast(own[0] - base);
-        // As merge.hip does it, so that the bits are the same.
-        const float total = __builtin_fmaf(own[1], keep, hk::exp2_fast(sink - base));
-        lse = total == 0.0f ? kMinusInf : (base + hk::log2_fast(total)) * kLn2;
-        return total == 0.0f ? 0.0f : keep / total;
     }
 
   private:

@@ -561,12 +561,12 @@ fn slots_and_batches_do_not_matter() {
 }
 
 /// The last block to arrive merges to the bits of a second launch, and leaves its counters at zero: of a few splits, and of 128, as many
-/// as one launch merges. 133 take a second one, as do 34 of `Auto`.
+/// as one launch merges. 133 take a second one, as do five of 64 rows of `Auto`.
 #[test]
 fn one_launch_has_the_bits_of_two() {
     for (tile, heads, keys) in [
         (QueryTile::Short, 20, vec![700, 0, 129, 64]),
-        (QueryTile::Tall, 70, vec![200, 1]),
+        (QueryTile::Tall, 70, vec![1030, 1]),
         (QueryTile::Short, 3, vec![2048, 65]),
         (QueryTile::Short, 2, vec![8192, 65]),
         (QueryTile::Short, 2, vec![8449]),

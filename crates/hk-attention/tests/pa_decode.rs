@@ -272,28 +272,26 @@ fn graphs_follow_the_lengths() {
 #[test]
 fn one_launch_has_the_bits_of_two() {
     let few =
-        [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20), ([128, 128], 64), ([256, 256], 40)]
-            .map(|of| (of, 700));
-    let many = [8000, 8192, 8193].map(|keys| (([64, 64], 3), keys));
-    for ((columns, group), keys) in few.into_iter().chain(many) {
+        [([128, 128], 8), ([64, 64], 1), ([256, 256], 3), ([80, 72], 20), ([128, 128], 64), ([256, 256], 40)];
+    let ways = [
+        Splits::Count(3),
+        Splits::Count(11),
+        Splits::KeysPerSplit(64),
+        Splits::KeysPerSplit(320),
+        Splits::Auto,
+    ];
+    let few = few.into_iter().flat_map(|of| ways.map(|splits| (of, 700, splits, &[None, Some(300)][..])));
+    let many = [8000, 8192, 8193].map(|keys| (([64, 64], 3), keys, Splits::KeysPerSplit(64), &[None][..]));
+    let devices = devices();
+    for ((columns, group), keys, splits, windows) in few.chain(many) {
         let case = Case::new(&[[1, keys], [1, 0], [1, 129]], [1, group], columns);
-        for gpu in &devices() {
+        for (gpu, window) in devices.iter().flat_map(|gpu| windows.iter().map(move |window| (gpu, *window))) {
             let mut tickets = Tickets::new(gpu.stream()).unwrap();
-            for splits in [
-                Splits::Count(3),
-                Splits::Count(11),
-                Splits::KeysPerSplit(64),
-                Splits::KeysPerSplit(320),
-                Splits::Auto,
-            ] {
-                for window in [None, Some(300)] {
-                    let run = Run { gpu, case: &case, splits, window };
-                    let two = run.run(None);
-                    let label = format!("{columns:?} {splits:?} {window:?} on {}", gpu.spec());
-                    assert_eq!(run.run(Some(&mut tickets)), two, "{label}");
-                    assert_eq!(run.run(Some(&mut tickets)), two, "{label}");
-                }
-            }
+            let run = Run { gpu, case: &case, splits, window };
+            let two = run.run(None);
+            let label = format!("{columns:?} {splits:?} {window:?} on {}", gpu.spec());
+            assert_eq!(run.run(Some(&mut tickets)), two, "{label}");
+            assert_eq!(run.run(Some(&mut tickets)), two, "{label}");
         }
     }
 }

@@ -160,6 +160,15 @@ impl Builder {
         })
     }
 
+    /// Whether the compiler takes all units for their targets: its front end alone, which makes every instance of a template; no code is
+    /// generated, nothing is cached. What it warned of, in the order of the units.
+    pub fn check_all(&self, units: &[Unit]) -> Vec<Result<String, Error>> {
+        self.parallel(units, |unit| {
+            let output = self.output(unit, self.command(unit).arg("-fsyntax-only").arg(&unit.source))?;
+            Ok(String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
+        })
+    }
+
     /// The interface of a package, whose `units` these are, from their descriptions: no code is generated.
     ///
     /// # Errors

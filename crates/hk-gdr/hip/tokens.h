@@ -446,10 +446,18 @@ HK_FN void sum_channel(const Prefill &p, const Chunk &chunk, u32 head, u32 chann
     const Window to(reinterpret_cast<GlobalPtr<float>>(p.sums) + first, bytes);
     const u32 at = channel < p.k_dim ? channel * 4 : Window::kOutOfBounds;
     double sum = chunk.in_range ? 0.0 : double(__builtin_nanf(""));
-#pragma unroll 8
-    for (u32 t = 0; t < chunk.tokens; ++t) {
-        sum += GateSums::checked(from.load<float>(at + t * row_bytes));
-        to.store(float(sum), at + t * row_bytes);
+    // Loads of some tokens before their stores, which might be to the same memory for all that the compiler knows.
+    constexpr u32 kAtOnce = 8;
+    for (u32 first_token = 0; first_token < chunk.tokens; first_token += kAtOnce) {
+        const u32 offset = at + first_token * row_bytes;
+        float gates[kAtOnce];
+#pragma unroll
+        for (u32 t = 0; t < kAtOnce; ++t) gates[t] = from.load<float>(offset + t * row_bytes);
+#pragma unroll
+        for (u32 t = 0; t < kAtOnce; ++t) {
+            sum += GateSums::checked(gates[t]);
+            to.store(float(sum), offset + t * row_bytes);
+        }
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn next_mark() -> u64 {
 
 /// Rows of a tile that fit the tokens of an expert: 16 up to a mean of 8, which reads weights from memory to registers; 64 up to a mean of
 /// 64, 128 beyond, through LDS. Weights that are widened as they are loaded are faster by 16 up to a mean of 32, on NVIDIA's up to 10. By modelled
-/// times, `docs/performance.md`.
+/// times, that of NVIDIA's by measured ones, `docs/performance.md`.
 pub fn moe_block_m(tokens: usize, k: usize, experts: usize) -> usize {
     match mean_rows(tokens, k, experts) {
         0..=8 => 16,

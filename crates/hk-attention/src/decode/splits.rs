@@ -91,8 +91,8 @@ impl Tickets {
 pub struct DecodeWorkspace<'a> {
     /// `[n]`, contiguous, on 16 bytes; [`decode_workspace`] says how long. `None`: keys are not split.
     pub partials: Option<TensorViewMut<'a, f32>>,
-    /// With counters, the last block of each tile to arrive merges up to 128 splits (latent rows, [`Splits::Auto`]: 32). `None`, and for more splits or more than 4096 tiles: a
-    /// second launch does, with the same bits.
+    /// With counters, the last block of each tile to arrive merges up to 128 splits (latent rows, [`Splits::Auto`]: those of 384 KiB). `None`,
+    /// and for more splits or more than 4096 tiles: a second launch does, with the same bits.
     pub tickets: Option<&'a mut Tickets>,
 }
 

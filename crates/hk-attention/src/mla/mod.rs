@@ -134,9 +134,8 @@ pub fn mla_workspace(info: &DeviceInfo, problem: &AttentionProblem, options: &Ml
 /// Of `hip/mla.h`: a block fills a CU.
 const SPLITS: SplitSizes = SplitSizes { blocks_of_cu: 1, fewest: 256, multiple: 64, in_one_launch: 128 };
 
-/// Most splits that [`Splits::Auto`] merges in one launch: a split of 16 rows leaves 32 KiB, which one CU reads again, where the blocks of a second
-/// launch share them.
-const MOST_AUTO_IN_ONE_LAUNCH: usize = 32;
+/// Most bytes of a tile's partial results that [`Splits::Auto`] has one CU read again to merge them: the blocks of a second launch share more.
+const MOST_BYTES_OF_AUTO: usize = 384 << 10;
 
 /// Rows of a block, of so many `rows` in all.
 fn rows_of_block(options: &MlaOptions, rows: usize, sequences: usize) -> usize {
@@ -472,8 +471,12 @@ fn launch<'a>(
         .map_err(|_| Error::too_large(op, "q", format!("{tiles} tiles"), u32::MAX.into()))?;
     let room = plan.workspace.partials.as_ref().map_or(0, |w| w.numel())
         / rows.saturating_mul(floats_per_row(all.dv as usize));
-    let in_one_launch =
-        if plan.splits == Splits::Auto { MOST_AUTO_IN_ONE_LAUNCH } else { SPLITS.in_one_launch };
+    let in_one_launch = if plan.splits == Splits::Auto {
+        let bytes_of_split = 4 * of_block.min(rows.div_ceil(sequences)) * floats_per_row(all.dv as usize);
+        MOST_BYTES_OF_AUTO / bytes_of_split
+    } else {
+        SPLITS.in_one_launch
+    };
     let sizes = SplitSizes { in_one_launch, ..SPLITS };
     let division = plan.splits.divide(&sizes, problem.stream.device().info(), tiles, keys, room);
     let tickets = problem.divide_keys(&mut all, division, rows, plan.workspace)?;

@@ -346,7 +346,8 @@ impl GemmTile {
         let short = matches!(scales, ScaleKind::ShortBlock);
         let lines = arch.is_amd() && !scalar && !dequantized && !wide && !short && (!mx_fp8 || direct);
         if lines {
-            // `LinesOf` in `hip/include/gemm/line_pipeline.h`; through registers one is in LDS and one in flight.
+            // `LinesOf` in `hip/include/gemm/line_pipeline.h`; through registers one is in LDS and one in flight. Of two with room for a third
+            // of rows alone (256 x 256) a has three.
             let three = direct && 3 * (rows + width) * LINE <= arch.lds_bytes() as usize;
             return Pipeline { step: LINE, stages: if three { 3 } else { 2 } };
         }
