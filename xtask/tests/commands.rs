@@ -258,7 +258,7 @@ fn build_all_checks_sources_without_objects() {
         "{}",
         text(&output)
     );
-    let bad = "template <typename T> struct Of { static void run(T *p) { p->none = 1; } };\n\
+    let bad = "template <typename T> struct Of { static __attribute__((device)) void run(T *p) { p->none = 1; } };\n\
                extern \"C\" __attribute__((global)) void bad(float *p) { Of<float>::run(p); }\n";
     m.write("root/crates/hk-two/hip/bad.hip", bad);
     let output = m.build_all(&["--targets", "sm_90a", "--check"]);

@@ -164,7 +164,12 @@ impl Builder {
     /// generated, nothing is cached. What it warned of, in the order of the units.
     pub fn check_all(&self, units: &[Unit]) -> Vec<Result<String, Error>> {
         self.parallel(units, |unit| {
-            let output = self.output(unit, self.command(unit).arg("-fsyntax-only").arg(&unit.source))?;
+            let output = self.output(
+                unit,
+                self.command(unit)
+                    .args(["-fsyntax-only", "-Wno-unused-command-line-argument"])
+                    .arg(&unit.source),
+            )?;
             Ok(String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
         })
     }
