@@ -368,7 +368,6 @@ impl GemmTile {
     /// M for which a tile is considered. On gfx950 several skinny tiles along M fill the device where outputs are few.
     fn rows_served(self, arch: Arch) -> RangeInclusive<usize> {
         match (self, arch) {
-            (Self::S16x16 | Self::S16x16Twice, Arch::Gfx950) => 0..=16,
             (Self::S16x32, Arch::Gfx950) => 0..=32,
             (Self::S32x32, Arch::Gfx950) => 0..=64,
             (Self::S64x32, Arch::Gfx950) => 0..=256,
