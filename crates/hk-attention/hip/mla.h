@@ -6,9 +6,11 @@
 // columns for O. Waves are kWavesH x kWavesV: each has kDim rows and C / kWavesV columns of O. Waves of the same rows make a share of
 // their S each, exchange it in f32 through LDS, and all do the softmax, so that P stays in registers. Where loads go straight to LDS
 // there are two stages; elsewhere the next tile is in registers.
-// Where values are transposed in registers (gfx942), waves split the keys of 16 rows: each has keys of its own, in registers, and all
-// columns of O. A key passes through LDS once, for the columns only, without a barrier; the waves meet at the end. Queries are then sums of
-// terms of fp8 where keys are (SplitQuery in bytes.h).
+// Of 16 rows waves split the keys where these are bytes, and where values are transposed in registers (gfx942): each has keys of its own,
+// in registers, and all columns of O. A key passes through LDS once, for the columns only, without a barrier; the waves meet at the end.
+// Queries are then sums of terms of fp8 where keys are (SplitQuery in bytes.h).
+// Scales of rows of 656 bytes are factors of the scores of 128 columns, and of probabilities; with 64 rows, which have more of these, of the
+// elements, whose products are rounded.
 // Queries are in registers; on sm_90, whose waves lack them, in LDS.
 // Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
 // (merge.hip), with the same bits.
@@ -80,15 +82,16 @@ struct Shape {
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
-    // Waves split the keys.
-    static constexpr bool kSplitKeys = kRows == 16 && kStored != Rows::Any && !hk::kHasReadTr && !hk::kHasLdmatrix;
-    // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
     static constexpr bool kBytes = kStored == Rows::Fp8 || kStored == Rows::Scaled;
+    // Waves split the keys.
+    static constexpr bool kSplitKeys =
+        kRows == 16 && (kBytes || (kStored == Rows::Vectors && !hk::kHasReadTr)) && !hk::kHasLdmatrix;
+    // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
     static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = kSplitKeys ? 16 : hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32;
+    static constexpr int kKeys = kSplitKeys ? (kBytes ? 32 : 16) : (hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32);
     // Waves that share rows share their scores: each makes those of some tiles of keys, over some steps of the columns.
-    static constexpr int kTiles = kKeys / kDim, kKeyShares = kTiles < kWavesV ? kTiles : kWavesV;
+    static constexpr int kTiles = kKeys / kDim, kKeyShares = kSplitKeys ? 1 : kTiles < kWavesV ? kTiles : kWavesV;
     static constexpr int kColShares = kSplitKeys ? 1 : kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
     static_assert(kWavesV % kKeyShares == 0 && kTiles % kKeyShares == 0, "equal shares");
     // Chunks of a lane that waves exchange, at once where LDS has room for them beside the stages.
@@ -125,14 +128,20 @@ class Decode {
     static constexpr int kDim = S::kDim, kKeys = S::kKeys, kParts = S::kParts, kC = S::kC;
     static constexpr int kCols = kC / S::kWavesV;  // of O, of a wave
     static constexpr int kRowThreads = 8;  // threads that move a row
+    static constexpr Rows kStored = S::kStored;
+    static constexpr bool kBytes = S::kBytes;
     static constexpr bool kSplitKeys = S::kSplitKeys;
     static constexpr int kValueParts = kC / 64;
     // Waves that split the keys multiply and stage fp8 as it is.
-    static constexpr bool kAsBytes = kSplitKeys && S::kStored == Rows::Fp8;
+    static constexpr bool kAsBytes = kSplitKeys && kBytes;
+    static constexpr int kKeyTiles = kSplitKeys ? kKeys / kDim : 1;  // of a wave
     static constexpr int kTileParts = kAsBytes ? 2 : 1, kValueTiles = kValueParts / kTileParts;
     static constexpr int kSlots = kValueTiles - 1;  // of columns of values, in LDS of a wave
     using Terms = decode::SplitQuery<T, hk::kMmaFp8Type>;
+    using TermMma = typename Terms::template Mma<128>;
     static constexpr int kTermFrags = kAsBytes ? kValueParts * Terms::kTerms : 0;
+    // Of scores, each of 128 columns; products of columns without one are sums of their own.
+    static constexpr int kScales = kStored == Rows::Scaled && S::kRows == 16 ? kValueParts / 2 : 0;
     static constexpr int kRowsAtOnce = S::kThreads / kRowThreads, kMoves = kSplitKeys ? 1 : kKeys / kRowsAtOnce;
     static constexpr int kFragBytes = hk::kFragBytesOf<kDim>, kSteps = kParts * 128 / kFragBytes;
     static constexpr int kPartSteps = 128 / kFragBytes;
@@ -141,8 +150,6 @@ class Decode {
     static constexpr int kColShares = S::kColShares, kOwnTiles = S::kOwnTiles, kOwnSteps = kSteps / kColShares;
     static constexpr int kOwn = hk::kRowsPerLane;  // rows of a lane
     static constexpr i32 kAbsent = -1;
-    static constexpr Rows kStored = S::kStored;
-    static constexpr bool kBytes = S::kBytes;
     static constexpr bool kUnaligned = kStored == Rows::Any;
     static constexpr int kMergedRows = 16;  // at a time
     static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
@@ -164,15 +171,17 @@ class Decode {
         Chunk scores[kSplitKeys ? 1 : S::kWaves][kSplitKeys ? 1 : S::kChunks / S::kRounds]
                     [kSplitKeys ? 1 : hk::kWaveSize];
         alignas(16) T key[S::kPe];  // rotated columns of the last key
-        float state[S::kStages][kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
+        float state[kSplitKeys ? S::kWaves : S::kStages]
+                   [kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
         Vec<float, 2> sums[kSplitKeys ? S::kWaves : 1][kSplitKeys ? kDim : 1];  // maxima and sums
+        float scales[kSplitKeys ? S::kWaves : S::kStages][kScales][kScales > 0 ? kKeys + (kKeyTiles - 1) * kDim : 1];
         u32 last;
     };
 
   private:
     const Params &p_;
     const Work &work_;
-    const Keys &split_;
+    const Keys split_;
     Lds &lds_;
     struct Row {
         u32 query, head;
@@ -418,14 +427,18 @@ class Decode {
                     put(c, piece(), rotated ? rotated_key(c * 64 - kC + piece() * 8) : part.chunk[c]);
                 }
             }
-            if (leads_row()) lds_.state[stage][row] = part.state;
+            if (leads_row()) {
+                lds_.state[stage][row] = part.state;
+#pragma unroll
+                for (int of = 0; of < kScales; ++of) lds_.scales[stage][of][row] = finite(scale_of(part.scales, of));
+            }
         }
     }
     /// The scale of 128 columns.
     HK_FN static float scale_of(const Chunk &scales, int of) { return __builtin_bit_cast(float, u32(scales[of])); }
-    /// 16 columns of bytes. `scale`: of rows of 656 bytes.
+    /// 16 columns of bytes. `scale`: of elements.
     HK_FN static Vec<u32, 8> widened(const Chunk &chunk, [[maybe_unused]] float scale = 1.0f) {
-        if constexpr (kStored == Rows::Scaled) {
+        if constexpr (kStored == Rows::Scaled && !kScales) {
             const auto v = hk::dequantize_packed<hk::kMmaFp8Type>(chunk) * scale;
             if constexpr (hk::kHasCvtBf16) return __builtin_bit_cast(Vec<u32, 8>, hk::narrow<T, 16>(v));
             return rounded(v);
@@ -546,10 +559,15 @@ class Decode {
             Chunk of_part[Terms::kTerms];
             terms.split(v[part], of_part);
 #pragma unroll
-            for (int t = 0; t < Terms::kTerms; ++t) q_[part * Terms::kTerms + t] = of_part[t];
+            for (int t = 0; t < Terms::kTerms; ++t) q_[term_at(part, t)] = of_part[t];
         }
 #pragma unroll
         for (int i = 0; i < kOwnSteps - 2 * kValueParts; ++i) q_[kTermFrags + i] = frag(2 * kValueParts + i);
+    }
+    /// The index of a term of a part among queries: what an MFMA takes is consecutive.
+    HK_FN static constexpr int term_at(int part, int term) {
+        constexpr int kLoads = TermMma::kLoads;
+        return (part / kLoads * Terms::kTerms + term) * kLoads + part % kLoads;
     }
     /// The chunk of a part's 64 columns that is the lane's fragment i: of bytes that a wave widens it has 16 neighbouring columns.
     HK_FN static u32 chunk_of(u32 part, u32 i) {
@@ -582,8 +600,11 @@ class Decode {
 
     /// The wave's share of the scores of its rows: tiles [0, kOwnTiles).
     HK_FN Scores own_scores(u32 stage) const {
-        // Two chains where there is one tile: an MFMA waits for the one before it in its chain.
-        constexpr int kChains = kOwnTiles == 1 ? 2 : 1, kFrags = kOwnSteps * kOwnTiles, kAtOnce = kDim == 16 ? 4 : 2;
+        // Two chains where there is one tile: an MFMA waits for the one before it in its chain. Columns of a scale have their own.
+        constexpr int kChains = kScales          ? kScales + 1
+                                : kOwnTiles == 1 ? 2
+                                                 : 1,
+                      kFrags = kOwnSteps * kOwnTiles, kAtOnce = kDim == 16 ? 4 : 2;
         const Tile(&rows)[kParts] = lds_.rows[stage];
         struct KeyFrags {
             hk::Frag frag[kAtOnce];
@@ -608,13 +629,21 @@ class Decode {
                     const int n = at * kAtOnce + i;
                     if (n >= kFrags) break;
                     const hk::Frag q = query(n / kOwnTiles);
-                    auto &acc = sum[n % kOwnTiles][n / kOwnTiles % kChains];
+                    const int chain = kScales ? own_step(n / kOwnTiles).part / 2 : n / kOwnTiles % kChains;
+                    auto &acc = sum[n % kOwnTiles][chain];
                     acc = Mma::mma(&keys.frag[i], &q, acc);
                 }
             });
         Scores own;
 #pragma unroll
-        for (int t = 0; t < kOwnTiles; ++t) own.acc[0][t] = kChains == 1 ? sum[t][0] : sum[t][0] + sum[t][kChains - 1];
+        for (int chain = kChains - 1; chain >= 0; --chain) {
+            Scores of_chain;
+#pragma unroll
+            for (int t = 0; t < kOwnTiles; ++t) of_chain.acc[0][t] = sum[t][chain];
+            if (chain < kScales) scale(of_chain, lds_.scales[stage][chain] + key_share_ * kOwnTiles * kDim);
+#pragma unroll
+            for (int t = 0; t < kOwnTiles; ++t) own.acc[0][t] += of_chain.acc[0][t];
+        }
         return own;
     }
     /// All scores of the wave's rows, from its own ones and those of the waves that share its rows.
@@ -665,10 +694,17 @@ class Decode {
         const Tile(&rows)[kParts] = lds_.rows[stage];
         Scores s = exchanged(own_scores(stage), stage);
         const auto &state = lds_.state[stage];
-        mask(s, tile, [&] { return state[hk::lane_id() % kKeys]; }, [&](u32 n) { return state[n]; });
+        mask(s, tile, state[hk::lane_id() % kKeys] != 0.0f, state);
         softmax_.update(s, o_, scale_);
-        const auto probabilities = s.template as_operand<T, true>(0);
         constexpr int kFragRows = 8 * hk::kLaneGroups<kDim>, kOperands = 64 / kDim, kColParts = kCols / 64;
+        constexpr int kOwnScales = kScales ? kColParts / 2 : 1;
+        typename Scores::template AsOperand<T> probabilities[kOwnScales];
+#pragma unroll
+        for (int of = 0; of < kOwnScales; ++of) {
+            Scores p = s;
+            if constexpr (kScales > 0) scale(p, lds_.scales[stage][wave_cols_ * kOwnScales + of]);
+            probabilities[of] = p.template as_operand<T, true>(0);
+        }
         struct ValueFrags {
             hk::Frag frag[kOperands];
         };
@@ -680,10 +716,11 @@ class Decode {
                 return values;
             },
             [&](int at, const ValueFrags &values) HK_INLINE {
+                const auto &p = probabilities[at % kColParts * kOwnScales / kColParts];
 #pragma unroll
                 for (int j = 0; j < kOperands; ++j) {
                     auto &acc = o_.acc[0][at % kColParts * kOperands + j];
-                    acc = Mma::mma(&values.frag[j], &probabilities.frag[at / kColParts], acc);
+                    acc = Mma::mma(&values.frag[j], &p.frag[at / kColParts], acc);
                 }
             });
     }
@@ -701,9 +738,8 @@ class Decode {
         }
     }
 
-    /// Scores of a tile of keys. `mine()`: the state of key `lane % kKeys` of them, `state_of(n)`: of
-    /// key n, where one of them is not 0.
-    HK_FN void mask(Scores &s, u32 tile, auto mine, auto state_of) const {
+    /// Scores of a tile of keys. `marked`: a state of the lane's keys is not 0.
+    HK_FN void mask(Scores &s, u32 tile, bool marked, const float (&state)[kKeys]) const {
         const attention::Params &p = params();
         if (scaled_) {
             const float scale = p.scores.scale * p.cache.k.scale(0, 0), cap = p.scores.softcap;
@@ -713,9 +749,8 @@ class Decode {
                 return pair;
             });
         }
-        if (hk::ballot(mine() != 0.0f) != 0) {
-            each_pair(
-                s, [&](u32, u32 n, Vec<float, 2> pair) { return pair + Vec<float, 2>{state_of(n), state_of(n + 1)}; });
+        if (hk::ballot(marked) != 0) {
+            each_pair(s, [&](u32, u32 n, Vec<float, 2> pair) { return pair + Vec<float, 2>{state[n], state[n + 1]}; });
         }
         if ((tile + 1) * kKeys > wave_visible_) {
             each_pair(s, [&](u32 r, u32 n, Vec<float, 2> pair) {
@@ -730,6 +765,15 @@ class Decode {
         for (u32 r = 0; r < kOwn; ++r) {
             map_pairs(s, r, [&](int i, Vec<float, 2> pair) { return f(r, Places::n(hk::lane_id(), i), pair); });
         }
+    }
+
+    /// A scale; NaN, if it is not finite: its product with a sum could be -inf, as if there were no key.
+    HK_FN static float finite(float scale) { return scale + (scale - scale); }
+    /// Scores or probabilities times a scale of each key.
+    HK_FN static void scale(Scores &s, const float *of_keys) {
+        each_pair(s, [&](u32, u32 n, Vec<float, 2> pair) {
+            return pair * *reinterpret_cast<const Vec<float, 2> *>(of_keys + n);
+        });
     }
 
     HK_FN void walk() {
@@ -761,19 +805,20 @@ class Decode {
         }
     }
 
-    // Waves that split the keys take tiles of them in turn. Lane l has row l % kKeys of a tile, and loads the fragments of S from memory.
-    // 16 bits and rows of 656 bytes are fragments of T, the latter widened; fp8 is multiplied by queries that are sums of terms of fp8, and
-    // widened where its columns are transposed. The columns beside those of values, which may be rotated, are always T.
+    // Waves that split the keys take tiles of them in turn. Lane l has row l % kDim of each kDim keys of a tile, and loads the fragments of S
+    // from memory. 16 bits are fragments of T; fp8 is multiplied by queries that are sums of terms of fp8, and widened where its columns are
+    // transposed. The columns beside those of values, which may be rotated, are always T.
     // LDS has room for all but 128 bytes of the columns of values of a row: the first ones are in registers before the last take their place.
     /// A lane's share of a row, as it is stored.
     struct OwnRow {
-        Chunk part[kParts][kPartSteps];  // of bytes to be widened the first one
-        Chunk scales;
+        Chunk part[kParts][kPartSteps];  // of bytes the first one
+        float scale;  // that of columns 128 group_of_lane
     };
-    /// Part `part` of a row; with the first one scales. Of rows that are not there, and of columns behind the last one, zeros.
+    /// Part `part` of a row; with the first one the scale. Of rows that are not there, and of columns behind the last one, zeros.
     HK_FN void load_part(OwnRow &to, int part, u64 row) const {
-        if (kStored == Rows::Scaled && part == 0) to.scales = vector(row + kScalesAt);
-        const u32 of_lane = hk::group_of_lane<kDim>(hk::lane_id()) * 16;
+        const u32 group = hk::group_of_lane<kDim>(hk::lane_id()), of_lane = group * 16;
+        if (kStored == Rows::Scaled && part == 0)
+            to.scale = reinterpret_cast<GlobalPtr<const float>>(row + kScalesAt)[group];
         const u64 zeros = zero_row();
         const u32 pe = kStored == Rows::Scaled ? kScaledPeAt : kC * kElement, width = params().dqk - kC;
         const u32 first = part < kValueParts ? part * 64 * kElement : pe + (part - kValueParts) * 64 * kElementOfPe;
@@ -784,50 +829,75 @@ class Decode {
             to.part[part][i] = vector((there ? row : zeros) + byte);
         }
     }
-    /// The fragments of a part.
-    HK_FN static void widen_part(OwnRow &row, int part, const Chunk &scales) {
-        if (!is_widened(part)) return;
-        const float scale = kStored == Rows::Scaled ? scale_of(scales, part / 2) : 1.0f;
-        const Vec<u32, 8> v = widened(row.part[part][0], scale);
-        row.part[part][0] = v.lo, row.part[part][1] = v.hi;
-    }
-    /// Adds the products of 16 bytes of a part and of all terms of the queries, in two chains.
-    HK_FN void multiply_terms(typename Mma::Acc (&sum)[2], int part, const Chunk &bytes) const {
+    /// Adds the products of the parts of an MFMA, `last` the last of them, and of all terms of the queries, in two chains.
+    HK_FN void multiply_terms(typename Mma::Acc (&sum)[2], int last, const OwnRow &row) const {
+        constexpr int kLoads = TermMma::kLoads;
+        const int first = last + 1 - kLoads;
+        Chunk bytes[kLoads];
 #pragma unroll
-        for (int t = 0; t < Terms::kTerms; ++t) {
-            const hk::Frag &q = q_[part * Terms::kTerms + t];
-            sum[t % 2] = Terms::template Mma<64>::mma(&bytes, &q, sum[t % 2]);
-        }
+        for (int i = 0; i < kLoads; ++i) bytes[i] = row.part[first + i][0];
+#pragma unroll
+        for (int t = 0; t < Terms::kTerms; ++t) sum[t % 2] = TermMma::mma(bytes, &q_[term_at(first, t)], sum[t % 2]);
     }
     HK_FN static u64 zero_row() {
         static __attribute__((constant)) const u8 zeros[kParts * 128] = {};
         return reinterpret_cast<u64>(&zeros[0]);
     }
 
+    /// Where LDS has a chunk of a row of the t-th kDim keys: those of t = 1 are in the adjacent ones, so that transposed reads of both have
+    /// no bank conflicts.
+    HK_FN static u32 staged_at(u32 t, u32 row, u32 chunk) { return Tile::place(t * kDim + row, chunk ^ t); }
     /// Writes a chunk of a part's columns, of the lane's key, where `value_rows` reads it.
-    HK_FN static void stage(Tile (&staged)[kSlots], int part, u32 chunk, const Chunk &v) {
+    HK_FN static void stage(Tile (&staged)[kSlots], int t, int part, u32 chunk, const Chunk &v) {
         const u32 of_tile = part % kTileParts * hk::kLaneGroups<kDim> + chunk;
-        staged[part / kTileParts % kSlots].chunk[Tile::place(hk::lane_id() % kKeys, of_tile)] = v;
+        staged[part / kTileParts % kSlots].chunk[staged_at(t, hk::lane_id() % kDim, of_tile)] = v;
     }
-    /// What a lane reads of 128 bytes of columns: 8 bytes, neighbouring columns, of the 4 keys whose scores it has.
+    static constexpr bool kReadsTransposed = kAsBytes && hk::kHasReadTr;
+    static constexpr int kAccs = 8 / (kAsBytes ? 1 : sizeof(T));  // of 128 bytes of columns
+    /// What a lane reads of 128 bytes of columns, of the keys whose scores it has: 8 bytes, neighbouring columns, of each of 4 keys; or
+    /// transposed, a column of each of kAccs operands, 8 keys.
     struct ValueRows {
-        Vec<u32, 2> row[kKeys / hk::kLaneGroups<kDim>];
+        Vec<u32, 2> row[kReadsTransposed ? kAccs : kKeys / hk::kLaneGroups<kDim>];
     };
-    static constexpr int kAccs = 8 / (kAsBytes ? 1 : sizeof(T));
+    /// ds_read_b64_tr_b8.
+    HK_FN static Vec<u32, 2> read_transposed([[maybe_unused]] const Vec<int, 2> *at) {
+#if defined(HK_AMD)
+        return __builtin_bit_cast(
+            Vec<u32, 2>, __builtin_amdgcn_ds_read_tr8_b64_v2i32((__attribute__((address_space(3))) Vec<int, 2> *)at));
+#else
+        return {};
+#endif
+    }
     HK_FN static ValueRows value_rows(const Tile &tile) {
         ValueRows rows;
         const u32 lane = hk::lane_id();
+        if constexpr (kReadsTransposed) {
+            // 16 lanes have addresses of 8 consecutive bytes, two in a row, of 8 rows; each gets a column.
+            const u32 row = lane % kDim / 2;
 #pragma unroll
-        for (u32 i = 0; i < sizeof(rows.row) / sizeof(rows.row[0]); ++i)
-            rows.row[i] = tile.template get<Vec<u32, 2>>(Places::n(lane, i), lane % kDim * 8);
+            for (u32 j = 0; j < u32(kAccs); ++j) {
+                const u32 at = staged_at(row / 4, Places::n(lane, row % 4), j);
+                rows.row[j] = read_transposed(reinterpret_cast<const Vec<int, 2> *>(&tile.chunk[at]) + lane % 2);
+            }
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < sizeof(rows.row) / sizeof(rows.row[0]); ++i) {
+                const u32 at = staged_at(i / 4, Places::n(lane, i % 4), lane % kDim / 2);
+                rows.row[i] = reinterpret_cast<const Vec<u32, 2> *>(&tile.chunk[at])[lane % 2];
+            }
+        }
         return rows;
     }
-    using ValueMma = hk::MmaInstruction<T, T, kDim, kKeys>;
-    HK_FN static void transpose(const ValueRows &rows, Vec<u32, 2> (&operand)[kAccs]) {
+    using ValueFrag = Vec<u32, 2 * kKeyTiles>;
+    HK_FN static void columns_of(const ValueRows &rows, ValueFrag (&operand)[kAccs]) {
 #pragma unroll
         for (int j = 0; j < kAccs; ++j) {
+            if constexpr (kReadsTransposed) {
+                operand[j] = decode::BytesFp8<T>::template widened<2 * kKeyTiles>(rows.row[j]);
+                continue;
+            }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < 2 * kKeyTiles; ++i) {
                 const auto &first = rows.row[2 * i], &second = rows.row[2 * i + 1];
                 if constexpr (kAsBytes) {
                     u32 pairs[2];
@@ -841,83 +911,144 @@ class Decode {
     }
 
     using AllColumns = hk::WaveTile<Mma, kC, kDim>;
+    /// Probabilities as the operand over the keys.
+    HK_FN static ValueFrag operand_of(const Scores &s) {
+        ValueFrag frag;
+#pragma unroll
+        for (int t = 0; t < kKeyTiles; ++t) {
+            const Vec<u32, 2> pairs = hk::pack_positive<T>(s.acc[0][t]);
+            frag[2 * t] = pairs[0], frag[2 * t + 1] = pairs[1];
+        }
+        return frag;
+    }
 
     HK_FN void walk_own_keys() {
+        using Acc = typename Mma::Acc;
+        constexpr int kTermSums = kScales ? kScales : 1;
         AllColumns o;
-        u32 tile = hk::wave_id();
-        const auto key_of = [&](u32 of) { return first_ + of * kKeys + hk::lane_id() % kKeys; };
-        Tile(&staged)[kSlots] = lds_.rows[hk::wave_id()];
+        OnlineSoftmax<kDim, T> softmax;
+        const u32 lane = hk::lane_id(), wave = hk::wave_id();
+        u32 tile = wave;
+        // A lane finds row lane % kKeys of a tile; lanes that load parts of it ask that one.
+        const auto key_of = [&](u32 of) { return first_ + of * kKeys + lane % kKeys; };
+        const auto row_of_tile = [&](const Source &of, int t) {
+            const u64 row = of.row ? of.row : zero_row();
+            if constexpr (kKeyTiles == 1) return row;
+            const u32 from = t * kDim + lane % kDim;
+            return u64(hk::shuffle(u32(row >> 32), from)) << 32 | hk::shuffle(u32(row), from);
+        };
+        Tile(&staged)[kSlots] = lds_.rows[wave];
         Source from = source(key_of(tile), entry_of(key_of(tile)));
         i32 entry = entry_of(key_of(tile + S::kWaves));
-        OwnRow own;
+        OwnRow own[kKeyTiles];
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) load_part(own, part, from.row ? from.row : zero_row());
+        for (int t = 0; t < kKeyTiles; ++t) {
+            const u64 row = row_of_tile(from, t);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) load_part(own[t], part, row);
+        }
         for (; tile < n_tiles_; tile += S::kWaves) {
             const Source now = from;
             from = source(key_of(tile + S::kWaves), entry);
             entry = entry_of(key_of(tile + 2 * S::kWaves));
-            const u64 next = from.row ? from.row : zero_row();
-            typename Mma::Acc sum[2] = {}, of_terms[2] = {};
+            lds_.state[wave][lane % kKeys] = now.state;
+            u64 next[kKeyTiles];
+#pragma unroll
+            for (int t = 0; t < kKeyTiles; ++t) {
+                next[t] = row_of_tile(from, t);
+                if constexpr (kScales > 0)
+                    lds_.scales[wave][hk::group_of_lane<kDim>(lane)][t * kDim + lane % kDim] = finite(own[t].scale);
+            }
+            Acc sum[kKeyTiles][2] = {}, of_terms[kKeyTiles][kTermSums][2] = {};
             ValueRows rows;
-            const Chunk scales = own.scales;
             // A part's fragments are multiplied, staged, and give their registers to those of the next tile.
 #pragma unroll
             for (int part = 0; part < kParts; ++part) {
+                const bool terms = kAsBytes && part < kValueParts;
                 if (part == kTileParts) rows = value_rows(staged[0]);
-                if (kAsBytes && part < kValueParts) {
-                    stage(staged, part, hk::group_of_lane<kDim>(hk::lane_id()), own.part[part][0]);
-                    multiply_terms(of_terms, part, own.part[part][0]);
-                } else {
-                    widen_part(own, part, scales);
+#pragma unroll
+                for (int t = 0; t < kKeyTiles; ++t) {
+                    if (terms) {
+                        stage(staged, t, part, hk::group_of_lane<kDim>(lane), own[t].part[part][0]);
+                        if ((part + 1) % TermMma::kLoads == 0)
+                            multiply_terms(of_terms[t][part * kTermSums / kValueParts], part, own[t]);
+                        continue;
+                    }
+                    auto &frags = own[t].part[part];
+                    if (is_widened(part)) {
+                        const Vec<u32, 8> v = widened(frags[0]);
+                        frags[0] = v.lo, frags[1] = v.hi;
+                    }
 #pragma unroll
                     for (int i = 0; i < kPartSteps; ++i) {
-                        hk::Frag &frag = own.part[part][i];
                         const u32 chunk = chunk_of(part, i);
                         if (part >= kValueParts && hk::ballot(now.rotated) != 0) {
-                            if (now.rotated) frag = rotated_key((part - kValueParts) * 64 + chunk * 8);
+                            if (hk::shuffle(now.rotated, t * kDim + lane % kDim))
+                                frags[i] = rotated_key((part - kValueParts) * 64 + chunk * 8);
                         }
-                        if (part < kValueParts) stage(staged, part, chunk, frag);
+                        if (part < kValueParts) stage(staged, t, part, chunk, frags[i]);
                         const int at = kAsBytes ? kTermFrags + (part - kValueParts) * kPartSteps : part * kPartSteps;
-                        sum[i % 2] = Mma::mma(&frag, &q_[at + i], sum[i % 2]);
+                        sum[t][i % 2] = Mma::mma(&frags[i], &q_[at + i], sum[t][i % 2]);
                     }
                 }
+                if (terms && (part + 1) % TermMma::kLoads != 0) continue;
                 // Else the next fragments come before these are read, into registers of their own.
 #if defined(HK_AMD)
-                asm volatile("" : "+v"(sum[0]), "+v"(sum[1]));
-                if constexpr (kAsBytes) asm volatile("" : "+v"(of_terms[0]), "+v"(of_terms[1]));
+#pragma unroll
+                for (int t = 0; t < kKeyTiles; ++t) {
+                    auto &chains = terms ? of_terms[t][part * kTermSums / kValueParts] : sum[t];
+                    asm volatile("" : "+v"(chains[0]), "+v"(chains[1]));
+                }
 #endif
-                load_part(own, part, next);
+                const int loaded = terms ? TermMma::kLoads : 1;
+#pragma unroll
+                for (int t = 0; t < kKeyTiles; ++t) {
+#pragma unroll
+                    for (int i = loaded - 1; i >= 0; --i) load_part(own[t], part - i, next[t]);
+                }
                 hk::sched_barrier();
             }
             Scores s;
-            s.acc[0][0] = sum[0] + sum[1];
-            if constexpr (kAsBytes) s.acc[0][0] += (of_terms[0] + of_terms[1]) * unit_;
-            const u32 state = __builtin_bit_cast(u32, now.state);
-            mask(
-                s, tile, [&] { return now.state; },
-                [&](u32 n) { return __builtin_bit_cast(float, hk::shuffle(state, n)); });
-            softmax_.update(s, o, scale_);
-            const Vec<u32, 2> probabilities = hk::pack_positive<T>(s.acc[0][0]);
+            if constexpr (kAsBytes) {
+#pragma unroll
+                for (int of = 0; of < kTermSums; ++of) {
+                    Scores of_columns;
+#pragma unroll
+                    for (int t = 0; t < kKeyTiles; ++t) of_columns.acc[0][t] = of_terms[t][of][0] + of_terms[t][of][1];
+                    if constexpr (kScales > 0) scale(of_columns, lds_.scales[wave][of]);
+#pragma unroll
+                    for (int t = 0; t < kKeyTiles; ++t) s.acc[0][t] += of_columns.acc[0][t] * unit_;
+                }
+            }
+#pragma unroll
+            for (int t = 0; t < kKeyTiles; ++t) s.acc[0][t] += sum[t][0] + sum[t][1];
+            mask(s, tile, now.state != 0.0f, lds_.state[wave]);
+            softmax.update(s, o, scale_);
 #pragma unroll
             for (int of = 0; of < kValueTiles; ++of) {
-                Vec<u32, 2> columns[kAccs];
-                transpose(rows, columns);
+                ValueFrag columns[kAccs];
+                columns_of(rows, columns);
                 if (of + 1 < kValueTiles) rows = value_rows(staged[(of + 1) % kSlots]);
+                Scores scaled = s;
+                if constexpr (kScales > 0) scale(scaled, lds_.scales[wave][of]);
+                const ValueFrag p = operand_of(scaled);
 #pragma unroll
                 for (int j = 0; j < kAccs; ++j) {
                     auto &acc = o.acc[0][of * kAccs + j];
-                    acc = ValueMma::mma(columns[j], probabilities, acc);
+                    if constexpr (kKeyTiles == 2)
+                        acc = Mma::mma(&columns[j], &p, acc);
+                    else
+                        acc = hk::MmaInstruction<T, T, kDim, kDim>::mma(columns[j], p, acc);
                 }
                 hk::sched_barrier();
             }
         }
-        meet(o);
+        meet(o, softmax.sums(0));
     }
     /// The sums of all waves, each wave those of its kCols columns: its own ones first, then the others' in ascending order.
-    HK_FN void meet(const AllColumns &o) {
+    HK_FN void meet(const AllColumns &o, Vec<float, 2> own) {
         constexpr int kOwnAccs = kCols / kDim;
         const u32 lane = hk::lane_id(), wave = hk::wave_id(), row = lane % kDim;
-        const Vec<float, 2> own = softmax_.sums(0);
         if (hk::group_of_lane<kDim>(lane) == 0) lds_.sums[wave][row] = own;
         hk::block_barrier();
         float base = kMinusInf, sum = 0.0f;
@@ -960,7 +1091,7 @@ class Decode {
         const attention::Params &p = params();
         const bool packed = p.sequences.q_starts != 0;
         const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
-        const bool partial = p_.tickets ? split_.parts > 1 : p.splits.count > 1;
+        const bool partial = p_.tickets ? hk::uniform(split_.parts) > 1 : p.splits.count > 1;
         const float nan = __builtin_nanf(""), value_scale = p.cache.k.scale(0, 0);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
@@ -1043,8 +1174,16 @@ class Decode {
     /// Calls `f(col, y)` for the runs of columns of the lane's row r.
     HK_FN void each_run(u32 r, auto f) const {
         if constexpr (kSplitKeys) {
+            constexpr int kOwnAccs = kCols / kDim;
+            if constexpr (kReadsTransposed) {
+#pragma unroll
+                for (int i = 0; i < kOwnAccs; ++i)
+                    f.template operator()<4>((wave_cols_ * kOwnAccs + i) * kDim + Places::n(hk::lane_id(), 0),
+                                             o_.acc[0][i]);
+                return;
+            }
             // A lane's accumulators of kAccs operands are neighbouring columns; with 256 columns of bytes a wave has half of them.
-            constexpr int kOwnAccs = kCols / kDim, kRun = kAccs < kOwnAccs ? kAccs : kOwnAccs;
+            constexpr int kRun = kAccs < kOwnAccs ? kAccs : kOwnAccs;
 #pragma unroll
             for (int i = 0; i < kOwnAccs; i += kRun) {
                 const u32 first = wave_cols_ * kOwnAccs + i;

@@ -126,7 +126,7 @@ pub struct MlaOptions {
 pub fn mla_workspace(info: &DeviceInfo, problem: &AttentionProblem, options: &MlaOptions) -> usize {
     let AttentionProblem { sequences, heads, queries, keys, dv, .. } = *problem;
     let rows = queries.saturating_mul(heads);
-    let tiles = rows.div_ceil(rows_of_block(options, rows, sequences)).max(sequences);
+    let tiles = rows.div_ceil(rows_of_block(options.tile, rows, sequences)).max(sequences);
     let count = options.splits.count(&SPLITS, info, tiles, keys);
     if count <= 1 { 0 } else { count.saturating_mul(rows).saturating_mul(floats_per_row(dv)) }
 }
@@ -138,8 +138,8 @@ const SPLITS: SplitSizes = SplitSizes { blocks_of_cu: 1, fewest: 256, multiple: 
 const MOST_BYTES_OF_AUTO: usize = 384 << 10;
 
 /// Rows of a block, of so many `rows` in all.
-fn rows_of_block(options: &MlaOptions, rows: usize, sequences: usize) -> usize {
-    let tall = match options.tile {
+pub(crate) fn rows_of_block(tile: Option<QueryTile>, rows: usize, sequences: usize) -> usize {
+    let tall = match tile {
         Some(tile) => tile == QueryTile::Tall,
         None => rows.div_ceil(sequences.max(1)) > 16,
     };
@@ -172,9 +172,9 @@ fn rows_of_block(options: &MlaOptions, rows: usize, sequences: usize) -> usize {
 /// | `workspace`               | `[n]`                       | `f32`         | contiguous, on 16 bytes    |
 ///
 /// `C` is 256 or 512, `R` 0 to 128; pages have any number of tokens. Rows on 16 bytes with `R` at most 64, a multiple of 8 (of fp8: 16), are
-/// read by 16 bytes; others column by column. fp8 is widened exactly, or, where gfx942 reads it by 16 bytes for 16 rows, multiplied by queries
+/// read by 16 bytes; others column by column. fp8 is widened exactly, or, where AMD targets read it by 16 bytes for 16 rows, multiplied by queries
 /// that are sums of terms of fp8 (error at most 2^-17 of a row's largest magnitude, of `f16` 2^-22); `kv_scale` is a factor of scores, outputs and `k_pe_out`: a rotated key is rounded before. Rows of
-/// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): an element times its factor is rounded to `bf16`; on gfx942 magnitudes from 2^112 on are NaN. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
+/// 656 bytes, beside queries in `bf16` on 16 bytes, are packed ([`PACKED_LATENT_BYTES`]): in blocks of 16 rows factors, NaN if they are not finite, are those of sums of scores and of probabilities, which are rounded with them; in blocks of 64 an element times its factor is rounded to `bf16`, on gfx942 to NaN from 2^112 on. Scores and sums are `f32`; probabilities are rounded to the type of `q`, outputs once. A query
 /// without a visible key gives 0, its `lse` is -inf. Without a workspace ([`mla_workspace`]) there is one split.
 ///
 /// Lengths, slots and pages are on the device and are not trusted. Outputs are NaN: of queries that see a slot or page that the pool does
@@ -461,7 +461,7 @@ fn launch<'a>(
     }
     let mut all = problem.params;
     let rows = problem.count("q", total_q.saturating_mul(all.heads as usize))? as usize;
-    let of_block = rows_of_block(options, rows, sequences);
+    let of_block = rows_of_block(options.tile, rows, sequences);
     let tiles_of_one = (all.heads as usize).div_ceil(of_block);
     let tiles = if packed { rows / of_block + sequences } else { tiles_of_one.saturating_mul(sequences) };
     let s = &mut all.sequences;

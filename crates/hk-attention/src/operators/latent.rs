@@ -8,7 +8,7 @@ use super::common::{
 use super::decode::{KEYS_PER_SPLIT, NSPLIT, splits, with_workspace};
 use super::paged::sequences;
 use crate::kernels;
-use crate::mla::check_columns;
+use crate::mla::{check_columns, rows_of_block};
 use crate::reference::mla::Latent;
 use crate::{
     AttentionOutputs, AttentionProblem, CosSin, LatentElement, LatentKeys, LatentPool, MlaDecodeInputs,
@@ -550,24 +550,33 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     Ok(outputs)
 }
 
-/// All latent rows, without `kv_scale`.
+/// All latent rows, without `kv_scale`. Elements of packed ones are rounded where the kernel has blocks of 64 rows.
 fn host_rows(call: &HostCall) -> Result<Vec<f64>> {
+    let [total_q, heads, _] = shape(call, "q")?;
+    let sequences =
+        call.optional("cu_seqlens_q").map_or(total_q, |starts| starts.shape()[0].saturating_sub(1));
+    let rounded = rows_of_block(query_tile(call)?, total_q * heads, sequences) == 64;
     let pool = call.get(pool(call))?;
     Ok(if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
         let elements = pool.to_f64();
         let rows = pool.bytes().chunks(PACKED_LATENT_BYTES).zip(elements.chunks(PACKED_LATENT_BYTES));
-        rows.flat_map(|(bytes, elements)| unpacked(bytes, elements)).collect()
+        rows.flat_map(|(bytes, elements)| unpacked(bytes, elements, rounded)).collect()
     } else {
         pool.to_f64()
     })
 }
 
-/// The columns of a packed row, rounded to `bf16`; all its bytes are also given as elements of fp8.
-fn unpacked(bytes: &[u8], elements: &[f64]) -> Vec<f64> {
-    let scale = |i: usize| f32::from_le_bytes(std::array::from_fn(|b| bytes[512 + 4 * i + b]));
-    let pe = bytes[528..].chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32());
-    let rounded = |(i, x): (usize, &f64)| bf16::from_f32(*x as f32 * scale(i / 128)).to_f32();
-    elements[..512].iter().enumerate().map(rounded).chain(pe).map(f64::from).collect()
+/// The columns of a packed row; all its bytes are also given as elements of fp8.
+fn unpacked(bytes: &[u8], elements: &[f64], rounded: bool) -> Vec<f64> {
+    let scales: [f32; 4] =
+        std::array::from_fn(|i| f32::from_le_bytes(std::array::from_fn(|b| bytes[512 + 4 * i + b])));
+    let pe = bytes[528..].chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f64());
+    let scaled = |(i, x): (usize, &f64)| match scales[i / 128] {
+        scale if rounded => bf16::from_f32(*x as f32 * scale).to_f64(),
+        scale if scale.is_finite() => x * f64::from(scale),
+        _ => f64::NAN,
+    };
+    elements[..512].iter().enumerate().map(scaled).chain(pe).collect()
 }
 
 /// Rotates the last columns of a row by the position of a query and rounds them to its type.
