@@ -403,7 +403,7 @@ impl Machine {
         self.0.memory.alloc_at(addr, bytes, label, true)
     }
 
-    /// The same for memory that kernels may only read: a write is a fault.
+    /// [`alloc_at`](Self::alloc_at) for memory that kernels may only read: a write is a fault.
     ///
     /// # Errors
     /// `Occupied` or `OutOfMemory`.
