@@ -1,6 +1,6 @@
 //! Devices: initialisation, properties, attributes, contexts.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytemuck::Zeroable;
@@ -297,6 +297,11 @@ fn reset(device: &Device) {
     device.recover();
 }
 
+/// Success for a code whose name or text is not that of an unknown one, and for the unknown error itself.
+fn known(code: c_int, string: &CStr, unknown: &CStr) -> Result {
+    if string != unknown || code == HipError::UNKNOWN.0 { Ok(()) } else { Err(HipError::INVALID_VALUE) }
+}
+
 api! {
     fn hipInit(flags: c_uint) {
         if flags != 0 {
@@ -562,17 +567,13 @@ api! {
     fn hipDevicePrimaryCtxSetFlags(device: c_int, _flags: c_uint) { known_device(device).map(drop) }
 
     fn hipDrvGetErrorName(code: c_int, name: *mut u64) {
-        if !error::known(code) {
-            return Err(HipError::INVALID_VALUE);
-        }
-        put(name, error::name(code).as_ptr() as u64)
+        put(name, error::name(code).as_ptr() as u64)?;
+        known(code, error::name(code), error::name(HipError::UNKNOWN.0))
     }
 
     fn hipDrvGetErrorString(code: c_int, text: *mut u64) {
-        if !error::known(code) {
-            return Err(HipError::INVALID_VALUE);
-        }
-        put(text, error::text(code).as_ptr() as u64)
+        put(text, error::text(code).as_ptr() as u64)?;
+        known(code, error::text(code), error::text(HipError::UNKNOWN.0))
     }
 }
 

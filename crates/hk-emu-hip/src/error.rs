@@ -99,6 +99,7 @@ codes! {
     UNKNOWN = 999 c"hipErrorUnknown": c"unknown error",
     RUNTIME_MEMORY = 1052 c"hipErrorRuntimeMemory": c"runtime memory call returned error",
     RUNTIME_OTHER = 1053 c"hipErrorRuntimeOther": c"runtime call other than memory returned error",
+    TBD = 1054 c"hipErrorTbd": c"unknown error",
 }
 
 /// The constant's name in HIP's headers; the unknown error's for an unassigned code.
@@ -109,11 +110,6 @@ pub(crate) fn name(code: c_int) -> &'static CStr {
 /// What a code means.
 pub(crate) fn text(code: c_int) -> &'static CStr {
     if code == SUCCESS { c"no error" } else { find(code).map_or(c"unknown error", |(_, _, text)| text) }
-}
-
-/// Whether there is such a code.
-pub(crate) fn known(code: c_int) -> bool {
-    code == SUCCESS || find(code).is_some()
 }
 
 fn find(code: c_int) -> Option<&'static (c_int, &'static CStr, &'static CStr)> {

@@ -120,6 +120,16 @@ pub(crate) fn populate(addr: u64, bytes: u64) -> bool {
     len.is_some_and(|len| unsafe { libc::madvise(start as *mut _, len, libc::MADV_POPULATE_WRITE) } == 0)
 }
 
+/// Whether the system has [`populate`]: Linux from 5.14 on.
+pub(crate) fn populates() -> bool {
+    use std::sync::OnceLock;
+    static POPULATES: OnceLock<bool> = OnceLock::new();
+    *POPULATES.get_or_init(|| {
+        let own = 0u8;
+        populate((&raw const own) as u64, 1)
+    })
+}
+
 /// The value that a pointer argument points to.
 ///
 /// # Errors

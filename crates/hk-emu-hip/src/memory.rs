@@ -60,18 +60,29 @@ pub(crate) enum Kind {
     Managed(Arc<HostMemory>),
     /// A managed variable; programs cannot free it.
     ManagedGlobal(Arc<HostMemory>),
-    /// Memory of the program's own. Devices have it in place, or a copy while a kernel runs.
-    Registered {
-        in_place: bool,
-    },
+    /// Memory of the program's own.
+    Registered(Registration),
     /// A mapping of physical memory, which [`virtual_memory`] keeps.
     Virtual,
+}
+
+/// How devices have registered host memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Registration {
+    /// The host's own pages.
+    InPlace,
+    /// A copy while a kernel runs.
+    Copied,
+    /// A copy that kernels may only read, of what the program may not write.
+    ReadOnly,
+    /// Not at all: the program has given it back and not unregistered it.
+    Gone,
 }
 
 impl Kind {
     /// Whether the host has it at its address, too.
     fn on_host(&self) -> bool {
-        matches!(self, Kind::Registered { .. } | Kind::Virtual) || self.host_memory().is_some()
+        matches!(self, Kind::Registered(_) | Kind::Virtual) || self.host_memory().is_some()
     }
 
     fn host_memory(&self) -> Option<&Arc<HostMemory>> {
@@ -81,7 +92,7 @@ impl Kind {
             | Kind::Graph
             | Kind::Global(_)
             | Kind::Opened
-            | Kind::Registered { .. }
+            | Kind::Registered(_)
             | Kind::Virtual => None,
         }
     }
@@ -270,10 +281,13 @@ impl Drop for ManagedGlobal {
 fn map_host(runtime: &Runtime, addr: u64, block: Block, label: &str) -> Result {
     for (i, device) in runtime.devices.iter().enumerate() {
         let mapped = match (&block.kind, NonNull::new(addr as *mut AtomicU32)) {
-            (Kind::Registered { in_place: true }, Some(start)) => {
+            (Kind::Registered(Registration::InPlace), Some(start)) => {
                 // SAFETY: pages that are there for reads and writes, from a word on, and nothing in this crate refers to them but by
                 // address. The program promises to keep them until it unregisters them; `Mapped::enter` looks before each launch.
                 unsafe { device.machine.map_host(start, block.size, label, Arc::new(())) }
+            }
+            (Kind::Registered(Registration::ReadOnly), _) => {
+                device.machine.alloc_read_only_at(addr, block.size, label)
             }
             _ => match block.kind.host_memory() {
                 Some(memory) => memory.map(device, block.size, label),
@@ -342,7 +356,7 @@ fn release(runtime: &Runtime, addr: u64, block: &Block) {
                 device.used.fetch_sub(block.size, Relaxed);
             }
         }
-        Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered { .. } => {
+        Kind::Host(_) | Kind::Managed(_) | Kind::ManagedGlobal(_) | Kind::Registered(_) => {
             for device in runtime.devices.iter() {
                 let _ = device.machine.free(addr);
             }
@@ -572,36 +586,31 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     /// Looks whether registered host memory is still there, and gives the device the contents of what it has no other way to. `None` if
-    /// there is none of that.
-    ///
-    /// # Errors
-    /// `hipErrorInvalidValue` if it is no longer there.
-    pub fn enter(device: &Device) -> Result<Option<Mapped>> {
-        let mut blocks = vec![];
-        for (addr, block) in lock(&runtime().blocks).iter() {
-            let Kind::Registered { in_place } = block.kind else { continue };
-            if !in_place {
-                blocks.push((*addr, block.size));
-            } else if !host::populate(*addr, block.size) {
-                say!("registered host memory at {addr:#x} is no longer there");
-                return Err(HipError::INVALID_VALUE);
-            }
-        }
-        if blocks.is_empty() {
-            return Ok(None);
-        }
+    /// there is none of that. Memory that is gone is no longer the devices' memory: a kernel that accesses it faults.
+    pub fn enter(device: &Device) -> Option<Mapped> {
+        let runtime = runtime();
         let mut parts = vec![];
-        for (addr, size) in blocks {
-            let mut contents = vec![0; size as usize];
-            host::read(addr, &mut contents).inspect_err(|_| {
+        for (&addr, block) in lock(&runtime.blocks).iter_mut() {
+            let Kind::Registered(how) = block.kind else { continue };
+            let there = match how {
+                Registration::InPlace => host::populate(addr, block.size),
+                Registration::Copied | Registration::ReadOnly => {
+                    let mut contents = vec![0; block.size as usize];
+                    let there = host::read(addr, &mut contents).is_ok();
+                    if there && device.machine.write(addr, &contents).is_ok() && how == Registration::Copied {
+                        parts.push((addr, contents));
+                    }
+                    there
+                }
+                Registration::Gone => true,
+            };
+            if !there {
                 say!("registered host memory at {addr:#x} is no longer there");
-            })?;
-            // Freed meanwhile by another thread: the launch does not see it.
-            if device.machine.write(addr, &contents).is_ok() {
-                parts.push((addr, contents));
+                release(runtime, addr, block);
+                block.kind = Kind::Registered(Registration::Gone);
             }
         }
-        Ok(Some(Mapped { parts }))
+        if parts.is_empty() { None } else { Some(Mapped { parts }) }
     }
 
     /// Copies back the bytes that the launch has changed, and no others: the program may have written next to them.
@@ -873,7 +882,7 @@ fn attributes(ptr: u64) -> PointerAttributes {
     };
     a.memory_type = match block.kind {
         Kind::Device | Kind::Graph | Kind::Global(_) | Kind::Opened | Kind::Virtual => memory_type::DEVICE,
-        Kind::Host(_) | Kind::Registered { .. } => memory_type::HOST,
+        Kind::Host(_) | Kind::Registered(_) => memory_type::HOST,
         Kind::Managed(_) | Kind::ManagedGlobal(_) => memory_type::MANAGED,
     };
     a.device = i32::try_from(block.device).unwrap_or(0);
@@ -1007,7 +1016,7 @@ api! {
         let taken = {
             let mut blocks = lock(&runtime.blocks);
             // What was registered there before may be gone: as in ROCm, the last one counts.
-            if matches!(blocks.get(&ptr), Some(Block { kind: Kind::Registered { .. }, .. }))
+            if matches!(blocks.get(&ptr), Some(Block { kind: Kind::Registered(_), .. }))
                 && let Some(block) = blocks.remove(&ptr)
             {
                 release(runtime, ptr, &block);
@@ -1019,8 +1028,12 @@ api! {
             return Err(HipError::HOST_MEMORY_ALREADY_REGISTERED);
         }
         // Devices access whole words.
-        let in_place = ptr.is_multiple_of(4) && host::populate(ptr, bytes);
-        let block = Block { size: bytes, device: device.ordinal, kind: Kind::Registered { in_place }, flags };
+        let how = match host::populate(ptr, bytes) {
+            true if ptr.is_multiple_of(4) => Registration::InPlace,
+            false if host::populates() => Registration::ReadOnly,
+            _ => Registration::Copied,
+        };
+        let block = Block { size: bytes, device: device.ordinal, kind: Kind::Registered(how), flags };
         map_host(runtime, ptr, block, "hipHostRegister")
     }
 
@@ -1032,7 +1045,7 @@ api! {
         let runtime = runtime();
         let mut blocks = lock(&runtime.blocks);
         match blocks.get(&ptr) {
-            Some(Block { kind: Kind::Registered { .. }, .. }) => {}
+            Some(Block { kind: Kind::Registered(_), .. }) => {}
             _ => return Err(HipError::HOST_MEMORY_NOT_REGISTERED),
         }
         drop(blocks);
@@ -1054,7 +1067,7 @@ api! {
 
     fn hipHostGetFlags(flags: *mut c_uint, host: u64) {
         let (_, block) = lookup(host).ok_or(HipError::INVALID_VALUE)?;
-        if !matches!(block.kind, Kind::Host(_) | Kind::Registered { .. }) {
+        if !matches!(block.kind, Kind::Host(_) | Kind::Registered(_)) {
             return Err(HipError::INVALID_VALUE);
         }
         put(flags, block.flags)

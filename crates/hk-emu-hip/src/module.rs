@@ -403,7 +403,7 @@ pub(crate) fn execute(function: &Function, launch: &Launch, args: &[u8], from: O
     check_device(function, on)?;
     device.check()?;
     let _turn = lock(&device.turn);
-    let mapped = Mapped::enter(device)?;
+    let mapped = Mapped::enter(device);
     let dispatch = Dispatch { grid, block, dynamic_lds: launch.dynamic_lds as u32, args };
     if let Some(clock) = &device.clock {
         clock.launch(on, &function.module.module, function.name(), &dispatch);

@@ -34,6 +34,7 @@ unsafe extern "C" {
     fn hipHostFree(ptr: Ptr) -> c_int;
     fn hipHostRegister(ptr: Ptr, bytes: usize, flags: u32) -> c_int;
     fn hipHostUnregister(ptr: Ptr) -> c_int;
+    fn hipHostGetFlags(flags: *mut u32, host: Ptr) -> c_int;
     fn hipHostGetDevicePointer(device: *mut Ptr, host: Ptr, flags: u32) -> c_int;
     fn hipMemcpy(dst: Ptr, src: *const c_void, bytes: usize, kind: c_int) -> c_int;
     fn hipMemcpy2D(dst: Ptr, dp: usize, src: *const c_void, sp: usize, w: usize, h: usize, kind: c_int) -> c_int;
@@ -557,6 +558,123 @@ fn kernels_use_host_memory() {
     want!(INVALID_VALUE, hipHostFree(host));
     want!(INVALID_VALUE, hipHostMalloc(&mut host, 16, 0x100));
     ok!(hipModuleUnload(module));
+}
+
+const PAGE: usize = 4096;
+const READ_ONLY: u32 = 8;
+
+/// A page of zeros with a page on both sides, so that nothing else is mapped there once it is given back.
+fn page() -> Ptr {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping.
+    let pages = unsafe { libc::mmap(null_mut(), 3 * PAGE, protection, flags, -1, 0) };
+    assert_ne!(pages, libc::MAP_FAILED);
+    pages.wrapping_byte_add(PAGE)
+}
+
+fn protect(page: Ptr, protection: c_int) {
+    // SAFETY: a page of the test's own, to which it has no references.
+    assert_eq!(unsafe { libc::mprotect(page, PAGE, protection) }, 0);
+}
+
+#[test]
+fn registered_memory_may_be_for_reads_only() {
+    let log = child("child_registers_for_reads_only", "gfx942");
+    assert!(log.contains("read-only write of 4 bytes") && log.contains("\"hipHostRegister\""), "{log}");
+}
+
+#[test]
+#[ignore = "a child process"]
+fn child_registers_for_reads_only() {
+    let (module, at, mut on_device) = (module(), page(), malloc(4));
+    // SAFETY: a page that is mapped, for reads at least.
+    let word = || unsafe { at.cast::<i32>().read_volatile() };
+    // As on AMD's devices the flag changes nothing: where the program may write, so may kernels.
+    let mut flags = 0;
+    ok!(hipHostRegister(at, PAGE, READ_ONLY));
+    ok!(hipHostGetFlags(&mut flags, at));
+    assert_eq!(flags, READ_ONLY);
+    assert_eq!(launch(function(module, "poke"), 1, 1, 0, &mut [address(&mut at.clone())]), SUCCESS);
+    ok!(hipDeviceSynchronize());
+    assert_eq!(word(), 42);
+    ok!(hipHostUnregister(at));
+
+    // What the program itself may only read is for reads by kernels, too, by any flags.
+    protect(at, libc::PROT_READ);
+    for flags in [0, READ_ONLY] {
+        ok!(hipHostRegister(at, PAGE, flags));
+        ok!(hipMemset(on_device, 0, 4));
+        let mut params = [address(&mut on_device), address(&mut at.clone())];
+        assert_eq!(launch(function(module, "peek"), 1, 1, 0, &mut params), SUCCESS);
+        assert_eq!(download::<i32>(on_device, 1), [42]);
+        want!(INVALID_VALUE, hipMemcpy(at, on_device, 4, 2));
+        ok!(hipHostUnregister(at));
+    }
+    protect(at, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: the page may be written again.
+    unsafe { at.cast::<i32>().write(7) };
+    protect(at, libc::PROT_READ);
+    ok!(hipHostRegister(at, PAGE, READ_ONLY));
+    assert_eq!(launch(function(module, "poke"), 1, 1, 0, &mut [address(&mut at.clone())]), SUCCESS);
+    want!(ILLEGAL_ADDRESS, hipDeviceSynchronize());
+    assert_eq!(word(), 7);
+}
+
+#[test]
+fn a_kernel_that_uses_registered_memory_that_is_gone_faults() {
+    let log = child("child_gives_registered_memory_back", "gfx942*2");
+    let count = |text: &str| log.matches(text).count();
+    assert_eq!(count("use-after-free write of 4 bytes"), 4, "{log}");
+    assert_eq!(count("freed allocation \"hipHostRegister\""), 4, "{log}");
+    assert_eq!(count("is no longer there"), 4, "{log}");
+}
+
+#[test]
+#[ignore = "a child process"]
+fn child_gives_registered_memory_back() {
+    // In place, and copied because it does not begin with a word or may not be written.
+    for (what, offset) in [("unregistered", 0), ("unmapped", 0), ("unmapped", 2), ("unmapped, read-only", 0)]
+    {
+        let (module, page) = (module(), page());
+        let start = page.wrapping_byte_add(offset);
+        if what.ends_with("read-only") {
+            protect(page, libc::PROT_READ);
+        }
+        ok!(hipHostRegister(start, 400, 0));
+        if what == "unregistered" {
+            ok!(hipHostUnregister(start));
+        } else {
+            // SAFETY: the test has no references to it.
+            assert_eq!(unsafe { libc::munmap(page, PAGE) }, 0);
+            let mut word = 0;
+            want!(INVALID_VALUE, hipMemcpy(address(&mut word), start, 4, 0));
+        }
+        // Other kernels run; the memory is gone for good.
+        for _ in 0..2 {
+            assert_eq!(launch(function(module, "nothing"), 1, 1, 0, &mut []), SUCCESS);
+            ok!(hipDeviceSynchronize());
+        }
+        let mut at = page.wrapping_byte_add(8);
+        assert_eq!(launch(function(module, "poke"), 1, 1, 0, &mut [address(&mut at)]), SUCCESS, "{what}");
+        want!(ILLEGAL_ADDRESS, hipDeviceSynchronize());
+        ok!(hipDeviceReset());
+        want!(NOT_REGISTERED, hipHostUnregister(start));
+    }
+    // A program may unregister what it has given back, and register it again once it is there.
+    let (module, page) = (module(), page());
+    ok!(hipHostRegister(page, PAGE, 0));
+    protect(page, libc::PROT_NONE);
+    assert_eq!(launch(function(module, "nothing"), 1, 1, 0, &mut []), SUCCESS);
+    ok!(hipDeviceSynchronize());
+    ok!(hipHostUnregister(page));
+    want!(INVALID_VALUE, hipHostRegister(page, PAGE, 0));
+    protect(page, libc::PROT_READ | libc::PROT_WRITE);
+    ok!(hipHostRegister(page, PAGE, 0));
+    assert_eq!(launch(function(module, "poke"), 1, 1, 0, &mut [address(&mut page.clone())]), SUCCESS);
+    ok!(hipDeviceSynchronize());
+    // SAFETY: the test's page.
+    assert_eq!(unsafe { page.cast::<i32>().read_volatile() }, 42);
+    ok!(hipHostUnregister(page));
 }
 
 extern "C" fn callback(stream: Ptr, status: c_int, data: Ptr) {

@@ -3,6 +3,7 @@
 
 mod api;
 mod common;
+mod errors;
 mod fuzz;
 mod programs;
 mod symbols;

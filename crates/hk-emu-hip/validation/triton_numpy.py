@@ -68,13 +68,22 @@ def reset():
     call("hipDeviceReset")
 
 
+class Type(str):
+    """An element's type by name, with what Triton asks of PyTorch's types. Triton keeps types by hash, and would take the fp8 types of
+    ml_dtypes for one another."""
+
+    def __new__(cls, dtype):
+        self = super().__new__(cls, dtype.name)
+        self.itemsize, self.is_floating_point = dtype.itemsize, "float" in dtype.name
+        return self
+
+
 class Array:
     """A row-major array in the memory of the current device."""
 
     def __init__(self, shape, dtype):
         self.shape, self.element = tuple(shape), np.dtype(dtype)
-        # A name: Triton keeps types by hash, and takes the fp8 types of ml_dtypes for one another.
-        self.dtype = self.element.name
+        self.dtype = Type(self.element)
         self.size = int(np.prod(self.shape))
         self.nbytes = self.size * self.element.itemsize
         self.pointer = ctypes.c_void_p()

@@ -347,21 +347,22 @@ TUTORIALS = [vector_addition, fused_softmax, matrix_multiplication, low_memory_d
 
 
 def main(names):
-    failed = 0
+    failed = ran = 0
     for number in range(gpu.device_count()):
         target = gpu.use(number)
         for i, tutorial in enumerate(TUTORIALS, 1):
             title = tutorial.__name__.replace("_", " ")
             if names and not any(name in title for name in names):
                 continue
-            start = time.perf_counter()
+            start, ran = time.perf_counter(), ran + 1
             try:
                 verdict = "ok: " + ", ".join(tutorial()) + " of tolerance"
             except (AssertionError, gpu.Fault) as error:
                 verdict, failed = f"FAILED: {error}", failed + 1
                 gpu.reset()
             print(f"{i}. {title} ({target}): {verdict}; {time.perf_counter() - start:.1f} s", flush=True)
-    return 1 if failed else 0
+    print(f"{ran - failed} of {ran} pass")
+    return 0 if ran and not failed else 1
 
 
 if __name__ == "__main__":

@@ -400,7 +400,15 @@ impl Machine {
     /// # Errors
     /// `Occupied` or `OutOfMemory`.
     pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
-        self.0.memory.alloc_at(addr, bytes, label)
+        self.0.memory.alloc_at(addr, bytes, label, true)
+    }
+
+    /// [`alloc_at`](Self::alloc_at) for memory that kernels may only read: a write is a fault.
+    ///
+    /// # Errors
+    /// `Occupied` or `OutOfMemory`.
+    pub fn alloc_read_only_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
+        self.0.memory.alloc_at(addr, bytes, label, false)
     }
 
     /// Gives the device host memory at its own address: kernels and the host see each other's writes at once. `owner` is kept until it is

@@ -620,8 +620,8 @@ impl Memory {
         Ok(base)
     }
 
-    pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str) -> Result<(), MemoryError> {
-        self.insert_at(self.place(addr, bytes, label, true)?)
+    pub fn alloc_at(&self, addr: u64, bytes: u64, label: &str, writable: bool) -> Result<(), MemoryError> {
+        self.insert_at(self.place(addr, bytes, label, writable)?)
     }
 
     /// Host memory at its own address.
@@ -947,16 +947,16 @@ mod tests {
     fn a_fixed_place_is_taken_once() {
         let memory = Memory::new(ADDRESSES, false);
         let at = 0x7F12_3456_7001;
-        memory.alloc_at(at, 16, "host").unwrap();
+        memory.alloc_at(at, 16, "host", true).unwrap();
         memory.write(at + 15, &[7]).unwrap();
         for (addr, bytes) in [(at, 16), (at + 15, 1), (at - 1, 2), (at - 8, 32), (u64::MAX, 2)] {
-            let error = memory.alloc_at(addr, bytes, "again").unwrap_err();
+            let error = memory.alloc_at(addr, bytes, "again", true).unwrap_err();
             assert!(matches!(error, MemoryError::Occupied { .. }), "{error}");
         }
-        memory.alloc_at(at + 16, 1, "behind").unwrap();
-        memory.alloc_at(at - 1, 1, "before").unwrap();
+        memory.alloc_at(at + 16, 1, "behind", true).unwrap();
+        memory.alloc_at(at - 1, 1, "before", true).unwrap();
         memory.free(at).unwrap();
-        memory.alloc_at(at, 16, "again").unwrap();
+        memory.alloc_at(at, 16, "again", true).unwrap();
     }
 
     #[test]

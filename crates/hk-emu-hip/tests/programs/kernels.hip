@@ -25,6 +25,8 @@ GLOBAL void nothing() {}
 
 GLOBAL void poke(int *at) { *at = 42; }
 
+GLOBAL void peek(int *to, const int *from) { *to = *from; }
+
 // Writes 1, waits for 2 and answers 3.
 GLOBAL void answer(int *at) {
     __hip_atomic_store(at, 1, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);

@@ -108,10 +108,11 @@ macro_rules! each_chunk {
 }
 pub(crate) use each_chunk;
 
-/// The same for a block of few host instructions that does the same for any values; it writes by [`put_chunk`].
+/// The same for a block of few host instructions that does the same for any values; it writes by [`put_chunk`]. With `all`, which the host's
+/// masks allow, it also runs for chunks without active lanes.
 macro_rules! each_light_chunk {
-    ($H:ident, $exec:expr, |$k:ident, $mask:ident| $body:block) => {
-        if $exec != !0 && $H::MASKS {
+    ($all:expr, $exec:expr, |$k:ident, $mask:ident| $body:block) => {
+        if $exec != !0 && $all {
             for $k in 0..4 {
                 let $mask = $crate::wave::Wave::exec_chunk($exec, $k);
                 $body
@@ -144,31 +145,28 @@ fn lane_chunk<H: Host, O: LaneOp>(w: &Wave, u: &Uop, k: usize, m: Modes) -> [u32
 }
 
 #[inline(always)]
-fn lane_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+fn lane_body<H: Host, O: LaneOp, const LIGHT: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
-    each_chunk!(w.exec(), |k, mask| {
-        let r = lane_chunk::<H, O>(w, u, k, m);
-        w.set_chunk(u.d, k, mask, r);
-    });
-    Ctl::Next
-}
-levels!(lane_handler = lane_body<O: LaneOp>);
-
-/// For operations of few host instructions.
-#[inline(always)]
-fn light_body<H: Host, O: LaneOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let m = Modes::of(w);
-    each_light_chunk!(H, w.exec(), |k, mask| {
+    each_light_chunk!(LIGHT && H::MASKS, w.exec(), |k, mask| {
         let r = lane_chunk::<H, O>(w, u, k, m);
         put_chunk::<H>(w, u.d, k, mask, r);
     });
     Ctl::Next
 }
-levels!(light_handler = light_body<O: LaneOp>);
+levels!(any_lane_handler = lane_body<O: LaneOp> [LIGHT: bool]);
+
+pub(crate) fn lane_handler<O: LaneOp>(level: Level) -> Handler {
+    any_lane_handler::<O, false>(level)
+}
+
+/// For operations of few host instructions.
+pub(crate) fn light_handler<O: LaneOp>(level: Level) -> Handler {
+    any_lane_handler::<O, true>(level)
+}
 
 /// For instructions too rare to be compiled for each level.
 pub(crate) fn lane_portable<O: LaneOp>(_: Level) -> Handler {
-    lane_body::<Portable, O>
+    lane_body::<Portable, O, false>
 }
 
 /// An operation on one lane whose operands are one or two registers wide.
@@ -224,31 +222,28 @@ fn wide_chunk<H: Host, O: WideOp>(w: &Wave, u: &Uop, k: usize, m: Modes) -> [u64
 }
 
 #[inline(always)]
-fn wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
+fn wide_body<H: Host, O: WideOp, const LIGHT: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
-    each_chunk!(w.exec(), |k, mask| {
+    each_light_chunk!(LIGHT && H::MASKS, w.exec(), |k, mask| {
         let r = wide_chunk::<H, O>(w, u, k, m);
         set_wide::<H>(w, u.d, k, mask, r, O::DST);
     });
     Ctl::Next
 }
-levels!(wide_handler = wide_body<O: WideOp>);
+levels!(any_wide_handler = wide_body<O: WideOp> [LIGHT: bool]);
+
+pub(crate) fn wide_handler<O: WideOp>(level: Level) -> Handler {
+    any_wide_handler::<O, false>(level)
+}
 
 /// For operations of few host instructions.
-#[inline(always)]
-fn light_wide_body<H: Host, O: WideOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let m = Modes::of(w);
-    each_light_chunk!(H, w.exec(), |k, mask| {
-        let r = wide_chunk::<H, O>(w, u, k, m);
-        set_wide::<H>(w, u.d, k, mask, r, O::DST);
-    });
-    Ctl::Next
+pub(crate) fn light_wide_handler<O: WideOp>(level: Level) -> Handler {
+    any_wide_handler::<O, true>(level)
 }
-levels!(light_wide_handler = light_wide_body<O: WideOp>);
 
 /// For instructions too rare to be compiled for each level.
 pub(crate) fn wide_portable<O: WideOp>(_: Level) -> Handler {
-    wide_body::<Portable, O>
+    wide_body::<Portable, O, false>
 }
 
 /// A comparison of one lane.
@@ -264,7 +259,7 @@ fn cmp_body<H: Host, O: CmpOp>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let m = Modes::of(w);
     let exec = w.exec();
     let mut out = 0;
-    each_light_chunk!(H, exec, |k, mask| {
+    each_light_chunk!(H::MASKS, exec, |k, mask| {
         let mut r = [0; CHUNK];
         if O::SRC[0] == 1 && O::SRC[1] == 1 {
             let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
@@ -518,7 +513,7 @@ fn carry_body<H: Host, O: CarryOp>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ct
     let exec = w.exec();
     let carries = if O::IN { e.s64(w, u.mask_in) } else { 0 };
     let mut out = 0;
-    each_light_chunk!(H, exec, |k, mask| {
+    each_light_chunk!(H::MASKS, exec, |k, mask| {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let carry = Wave::exec_chunk(carries, k);
         let (mut r, mut o) = ([0; CHUNK], [0; CHUNK]);
@@ -544,7 +539,7 @@ levels!(carry_handler = carry_body<O: CarryOp>);
 #[inline(always)]
 fn select_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let select = e.s64(w, u.mask_in);
-    each_light_chunk!(H, w.exec(), |k, mask| {
+    each_light_chunk!(H::MASKS, w.exec(), |k, mask| {
         let (a, b) = (w.chunk(u.a, k), w.chunk(u.b, k));
         let pick = Wave::exec_chunk(select, k);
         let mut r = [0; CHUNK];

@@ -336,7 +336,7 @@ wide_ops! {
 fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     let saturates = u.extra & MAD_SATURATES != 0;
     let mut out = 0;
-    each_light_chunk!(H, w.exec(), |k, mask| {
+    each_light_chunk!(H::MASKS, w.exec(), |k, mask| {
         let (a, b, c) = (w.chunk(u.a, k), w.chunk(u.b, k), wide_source(w, u.c, k, 2));
         let (mut r, mut carries) = ([0; CHUNK], [0; CHUNK]);
         for l in 0..CHUNK {
@@ -708,7 +708,7 @@ const fn below(high: bool) -> Lanes {
 #[inline(always)]
 fn mbcnt_body<H: Host, const HIGH: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
     static BELOW: [Lanes; 2] = [below(false), below(true)];
-    each_light_chunk!(H, w.exec(), |k, mask| {
+    each_light_chunk!(H::MASKS, w.exec(), |k, mask| {
         let (a, b, below) = (w.chunk(u.a, k), w.chunk(u.b, k), &BELOW[usize::from(HIGH)].0[k]);
         let mut r = [0; CHUNK];
         for l in 0..CHUNK {
