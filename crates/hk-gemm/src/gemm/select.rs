@@ -107,7 +107,7 @@ impl Rates {
         near: 1.0 / (64.0 * 2.2),
         fill: 1.0 / 52.0,
         tall: 0.95,
-        ends: [12.0, 20.0],
+        ends: [6.0, 20.0],
         least: 0.0,
         launch: 5000.0,
     };
@@ -120,7 +120,7 @@ impl Rates {
                 byte: 256.0 / 5870.0,
                 fill: 1.0 / 58.6,
                 tall: 0.5,
-                ends: [16.0, 60.0],
+                ends: [26.0, 60.0],
                 launch: 5500.0,
                 ..Self::GFX950
             },
@@ -855,6 +855,7 @@ mod tests {
             ([255, 28672, 4096], GemmTile::T128x256, 1),
             ([2048, 4096, 4096], GemmTile::T128x256, 1),
             ([512, 28672, 4096], GemmTile::T256x256, 1),
+            ([64, 2560, 8192], GemmTile::T64x64, 6),
         ] {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
             let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
