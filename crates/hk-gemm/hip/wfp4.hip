@@ -12,6 +12,8 @@ using hk::Fp4;
 using hk::Fp8;
 
 template <bool kPackedScales>
+using Fp4Largest = gemm::MxTile<Fp4, Access::Vectorized, 256, 256, 2, 4, 5, kPackedScales>;
+template <bool kPackedScales>
 using Fp4Large = gemm::MxTile<Fp4, Access::Vectorized, 256, 128, 4, 2, 5, kPackedScales>;
 template <bool kPackedScales>
 using Fp8Large = gemm::MxTile<Fp8, Access::Vectorized, 128, 128, 2, 4, 5, kPackedScales>;
@@ -24,6 +26,8 @@ using Scalar64x64 = gemm::MxTile<A, Access::Scalar, 64, 64, 2, 2, 5, false>;
 // `_packed`: the scales of 128 columns are 32-bit loads.
 #define MX_TILE(name, ...) HK_ENTRY(name, (__VA_ARGS__::kThreads), (mx_gemm<__VA_ARGS__, gemm::MxAcc>))
 
+MX_TILE(gemm_afp4wfp4_256x256_packed, Fp4Largest<true>)
+MX_TILE(gemm_afp4wfp4_256x256, Fp4Largest<false>)
 MX_TILE(gemm_afp4wfp4_256x128_packed, Fp4Large<true>)
 MX_TILE(gemm_afp4wfp4_256x128, Fp4Large<false>)
 MX_TILE(gemm_afp4wfp4_64x64_packed, Small<Fp4, true>)

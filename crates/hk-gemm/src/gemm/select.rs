@@ -42,8 +42,9 @@ struct TileInfo {
     n: usize,
     gfx942: Cost,
     gfx950: Cost,
-    /// On gfx950, of 16-bit floats.
+    /// On gfx950, of 16-bit floats, and of mxfp4.
     halves: Cost,
+    fp4: Cost,
     nvidia: Cost,
     /// On sm_90a, of types that multiply by warpgroup instructions.
     warpgroups: Cost,
@@ -68,6 +69,7 @@ impl TileInfo {
             _ if by_warpgroups(arch, precision) => &self.warpgroups,
             (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
             (Arch::Gfx950, Precision::Bf16 | Precision::F16) => &self.halves,
+            (Arch::Gfx950, Precision::Fp4) => &self.fp4,
             (Arch::Gfx950, _) => &self.gfx950,
             _ => &self.gfx942,
         }
@@ -105,7 +107,7 @@ impl Rates {
         near: 1.0 / (64.0 * 2.2),
         fill: 1.0 / 52.0,
         tall: 0.95,
-        ends: [0.0, 20.0],
+        ends: [6.0, 20.0],
         least: 0.0,
         launch: 5000.0,
     };
@@ -118,7 +120,7 @@ impl Rates {
                 byte: 256.0 / 5870.0,
                 fill: 1.0 / 58.6,
                 tall: 0.5,
-                ends: [27.0, 60.0],
+                ends: [26.0, 60.0],
                 launch: 5500.0,
                 ..Self::GFX950
             },
@@ -208,7 +210,11 @@ impl GemmTile {
         }
         const fn of([m, n]: [usize; 2], amd: (usize, f64), nvidia: (usize, f64)) -> TileInfo {
             let (nvidia, warpgroups) = (cost(nvidia), cost(nvidia));
-            TileInfo { m, n, gfx942: cost(amd), gfx950: cost(amd), halves: cost(amd), nvidia, warpgroups }
+            let (gfx942, gfx950, halves, fp4) = (cost(amd), cost(amd), cost(amd), cost(amd));
+            TileInfo { m, n, gfx942, gfx950, halves, fp4, nvidia, warpgroups }
+        }
+        const fn of_fp4(fp4: (usize, f64), info: TileInfo) -> TileInfo {
+            TileInfo { fp4: cost(fp4), ..info }
         }
         const fn of_halves(halves: (usize, f64), info: TileInfo) -> TileInfo {
             TileInfo { halves: cost(halves), ..info }
@@ -221,7 +227,7 @@ impl GemmTile {
         }
         match self {
             // Alone on a CU: nothing runs beside its barriers. 16-bit floats on gfx950 read halves of stages ahead.
-            Self::T256x256 => of_halves((1, 0.5), of([256, 256], (1, 1.5), (1, 4.0))),
+            Self::T256x256 => of_fp4((1, 0.8), of_halves((1, 0.5), of([256, 256], (1, 1.5), (1, 4.0)))),
             Self::T128x256 => of_halves((1, 0.3), with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0)))),
             // Its ring of three stages leaves no room for a second block on gfx950.
             Self::T128x128 => {
@@ -349,7 +355,12 @@ impl GemmTile {
             // `LinesOf` in `hip/include/gemm/line_pipeline.h`; through registers one is in LDS and one in flight. Of two with room for a third
             // of rows alone (256 x 256) a has three.
             let three = direct && 3 * (rows + width) * LINE <= arch.lds_bytes() as usize;
-            return Pipeline { step: LINE, stages: if three { 3 } else { 2 } };
+            // `kFills` in `hip/include/gemm/operands/mxfp4.h`: beside a stage of lines there would be no room for scales.
+            let short = matches!((self, arch, precision), (Self::T256x256, Arch::Gfx942, Precision::Fp4));
+            return Pipeline {
+                step: if short { STAGE_BYTES } else { LINE },
+                stages: if three { 3 } else { 2 },
+            };
         }
         // An MFMA of fp8 on gfx950 spans two stages: `kStep` in `hip/include/gemm/gemm.h`.
         let pairs = matches!((arch, precision), (Arch::Gfx950, Precision::Fp8)) && !short;
@@ -618,6 +629,8 @@ impl Job<'_> {
         let asked_for = match tile {
             // No faster than 128 x 128 on gfx942, by hk-time, and not measured on sm_90.
             GemmTile::T128x256 => !matches!(self.info.arch, Arch::Gfx950 | Arch::Sm90a),
+            // Of mxfp4 it fills lines twice on gfx942, and was not measured on NVIDIA GPUs.
+            GemmTile::T256x256 => self.precision == Precision::Fp4 && self.info.arch != Arch::Gfx950,
             // Not measured on NVIDIA GPUs.
             GemmTile::T128x128 => {
                 !self.info.arch.is_amd() && family.scales == ScaleKind::Block && family.a == family.w
@@ -842,6 +855,7 @@ mod tests {
             ([255, 28672, 4096], GemmTile::T128x256, 1),
             ([2048, 4096, 4096], GemmTile::T128x256, 1),
             ([512, 28672, 4096], GemmTile::T256x256, 1),
+            ([64, 2560, 8192], GemmTile::T64x64, 6),
         ] {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
             let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };

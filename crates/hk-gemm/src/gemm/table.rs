@@ -378,6 +378,7 @@ static FAMILIES: &[&[Family]] = &[
     mx8!(Fp8E4M3),
     mx8!(Fp8E4M3Fnuz),
     &[family!(Fp4x2, Fp4x2, Mx, Variant::Plain, Fp4, MixedParams [
+            T256x256: ["gemm_afp4wfp4_256x256"], packed ["gemm_afp4wfp4_256x256_packed"];
             T256x128: ["gemm_afp4wfp4_256x128"], packed ["gemm_afp4wfp4_256x128_packed"];
             T64x64: ["gemm_afp4wfp4_64x64"], packed ["gemm_afp4wfp4_64x64_packed"];
             Elements: ["gemm_afp4wfp4_64x64_scalar"];

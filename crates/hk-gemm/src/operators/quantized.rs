@@ -356,8 +356,10 @@ const GEMM_A8WFP4: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
-const AFP4_CORNERS: [Case; 9] = [
-    case!("256 x 128, words", a: Fp4x2 [257, 128], w: Fp4x2 [140, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [140, 8]; tile("256x128"), splits(2), to("f32")),
+const AFP4_CORNERS: [Case; 11] = [
+    case!("256 x 256, words", a: Fp4x2 [257, 128], w: Fp4x2 [264, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [264, 8]; tile("256x256"), splits(2), to("f32")),
+    case!("256 x 256", a: Fp4x2 [100, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5]; tile("256x256")),
+    case!("256 x 128, words", a: Fp4x2 [257, 128], w: Fp4x2 [136, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [136, 8]; tile("256x128"), splits(2), to("f32")),
     case!("256 x 128", a: Fp4x2 [100, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5]; tile("256x128")),
     case!("64 x 64, words", a: Fp4x2 [65, 192], w: Fp4x2 [70, 192], a_scale: E8M0 [65, 12], w_scale: E8M0 [70, 12]; tile("64x64"), act("relu")),
     case!("64 x 64, shuffled", a: Fp4x2 [65, 128], w: Fp4x2 [64, 128], a_scale: E8M0 [768], w_scale: E8M0 [512]; tile("64x64"), splits(2), scales_shuffled(), w_shuffled()),

@@ -407,7 +407,8 @@ impl<X: By<W>, W: Operand> Case<X, W> {
             _ if self.mxfp8 => &[T256x128],
             (Kind::Halves, ..) | (Kind::Codes, None, _) => &[T256x256, T128x128, S16x16],
             (Kind::Codes, ..) | (Kind::HalfByCode, _, true) => &[T256x128, T128x128, S16x16],
-            (Kind::HalfByFp4, _, true) | (Kind::Fp4, ..) => &[T256x128],
+            (Kind::HalfByFp4, _, true) => &[T256x128],
+            (Kind::Fp4, ..) => &[T256x256, T256x128],
             _ => &[T128x128],
         };
         [large, &[T64x64, Elements, S16x32, S32x32, S64x32]].concat()

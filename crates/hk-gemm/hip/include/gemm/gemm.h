@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gemm/epilogue/epilogue.h>
+#include <gemm/epilogue/plain_store.h>
 #include <gemm/epilogue/staged_acc.h>
 #include <gemm/launch_site.h>
 #include <gemm/line_pipeline.h>
@@ -61,7 +62,12 @@ struct Tile {
 /// The loader of packed scales of a block tile: of `kARows` rows of a and all of w, 4 bytes for `kWordBytes` bytes of a row.
 template <class T, int kARows, u32 kWordBytes>
 using PackedScaleMover = __remove_pointer(decltype([] {
-    if constexpr (requires { requires T::kLines; })
+    if constexpr (requires {
+                      T::kScaleWords;
+                      requires T::kLines;
+                  })
+        return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes, T::kScaleWords> *)nullptr;
+    else if constexpr (requires { requires T::kLines; })
         return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes> *)nullptr;
     else
         return (hk::ScaleMover<kARows, T::kN, T::kThreads> *)nullptr;
@@ -183,6 +189,9 @@ HK_FN void store_tile(const Params &p, const Site &site, const TileCoord &coord,
     constexpr u32 kCols = kGated ? T::kWaveN / 2 : T::kWaveN;
     const u32 first_m = coord.m_tile * T::kM + T::wave_m();
     const u32 first_n = (coord.n_tile * T::kN + T::wave_n()) / (kGated ? 2 : 1);
+    if constexpr (!kGated) {
+        if (store_plainly<kCols, false>(site.reload(p), coord, first_m, first_n, acc_tile, lds)) return;
+    }
     for_each_vec<T, kCols>(acc_tile, lds, [&](u32 m, u32 n, const auto &staged, u32 row) {
         const Params &again = site.reload(p);
         if constexpr (kGated) {

@@ -12,15 +12,18 @@
 
 namespace gemm {
 /// Loads the packed scales (4 bytes) of each row of a, then of w, for `kWords` times `kWordBytes` bytes of a row at once. A wave's
-/// load is of 16 rows: lane l loads scale l / 16 of row l % 16.
-template <int kARows, int kWRows, int kThreads, u32 kWordBytes>
+/// load is of four of 16 rows: lane l loads scale l / 16 of row l % 16. Loads of the same rows follow each other.
+template <int kARows, int kWRows, int kThreads, u32 kWordBytes, u32 kWords_ = 4>
 class BatchedScales {
     static constexpr u32 kWaves = kThreads / hk::kWaveSize, kSlots = (kARows + kWRows) / 16;
     static_assert(hk::kWaveSize == 64 && kARows % 16 == 0 && kWRows % 16 == 0, "a load has rows of one tile");
+    static_assert(kWords_ % 4 == 0, "whole loads");
+    static constexpr u32 kFours = kWords_ / 4;
+    static constexpr int kRowParts = (kSlots + kWaves - 1) / kWaves;
 
   public:
-    static constexpr u32 kWords = 4, kBytes = kWords * kWordBytes;
-    static constexpr int kParts = (kSlots + kWaves - 1) / kWaves;
+    static constexpr u32 kWords = kWords_, kBytes = kWords * kWordBytes;
+    static constexpr int kParts = kRowParts * kFours;  // loads of a wave
     static constexpr bool kDirectToLds = true;
 
     /// The scales of 16 rows; those of the next 16 rows are kWords tiles further on.
@@ -30,7 +33,7 @@ class BatchedScales {
         HK_FN const u32 *w(u32 row) const { return this[(kARows + row) / 16 * kWords].word + row % 16; }
     };
     struct Batch {
-        Tile of[kParts * kWaves][kWords];  // all waves load as many
+        Tile of[kRowParts * kWaves][kWords];  // all waves load as many
     };
     struct PackedScales {
         u32 word[kParts];
@@ -38,19 +41,22 @@ class BatchedScales {
 
   private:
     u32 end_;
-    hk::Window window_[kParts];
-    u32 offset_[kParts], step_[kParts], shift_[kParts];
+    hk::Window window_[kRowParts];
+    u32 offset_[kRowParts], step_[kRowParts], shift_[kRowParts];
 
     HK_FN static u32 slot(u32 part) { return hk::wave_id() + part * kWaves; }
-    /// Calls `f(part, offset, scalar)` for each load of the batch at byte `from` of the rows.
+    /// Calls `f(part, four, window, offset, scalar)` for each load of the batch at byte `from` of the rows.
     HK_FN void each(u32 from, auto f) const {
-        const u32 at = from + hk::lane_id() / 16 * kWordBytes;
-        const u32 past = (end_ - 1u - at) & hk::Window::kOutOfBounds;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        for (int i = 0; i < kRowParts; ++i) {
             const u32 first = from >> shift_[i];
-            f(i, (offset_[i] + ((at >> shift_[i]) - first) * step_[i]) | (offset_[i] & hk::Window::kOutOfBounds) | past,
-              first * step_[i]);
+#pragma unroll
+            for (u32 j = 0; j < kFours; ++j) {
+                const u32 at = from + (4 * j + hk::lane_id() / 16) * kWordBytes;
+                const u32 past = (end_ - 1u - at) & hk::Window::kOutOfBounds;
+                const u32 offset = offset_[i] + ((at >> shift_[i]) - first) * step_[i];
+                f(i, j, window_[i], offset | (offset_[i] & hk::Window::kOutOfBounds) | past, first * step_[i]);
+            }
         }
     }
 
@@ -59,7 +65,7 @@ class BatchedScales {
     template <class Place>
     HK_FN BatchedScales(u32 end, Place place) : end_(end) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        for (int i = 0; i < kRowParts; ++i) {
             const u32 row = slot(i) * 16 + hk::lane_id() % 16;
             const bool of_w = slot(i) * 16 >= kARows;
             const hk::ScalePlace where = of_w ? place(row - kARows, true) : place(row, false);
@@ -72,18 +78,20 @@ class BatchedScales {
 
     HK_FN PackedScales load(u32 from) const {
         PackedScales packed;
-        each(from,
-             [&](int i, u32 offset, u32 scalar) { packed.word[i] = window_[i].template load<u32>(offset, scalar); });
+        each(from, [&](u32 i, u32 j, const hk::Window &window, u32 offset, u32 scalar) {
+            packed.word[i * kFours + j] = window.template load<u32>(offset, scalar);
+        });
         return packed;
     }
     HK_FN static void store(const PackedScales &packed, Batch &batch) {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i)
-            batch.of[slot(i)][hk::lane_id() / 16].word[hk::lane_id() % 16] = packed.word[i];
+        for (u32 i = 0; i < kParts; ++i)
+            batch.of[slot(i / kFours)][i % kFours * 4 + hk::lane_id() / 16].word[hk::lane_id() % 16] = packed.word[i];
     }
     HK_FN void copy(u32 from, Batch &batch) const {
-        each(from,
-             [&](int i, u32 offset, u32 scalar) { window_[i].load_dword_to_lds(&batch.of[slot(i)], offset, scalar); });
+        each(from, [&](u32 i, u32 j, const hk::Window &window, u32 offset, u32 scalar) {
+            window.load_dword_to_lds(&batch.of[slot(i)][4 * j], offset, scalar);
+        });
     }
 };
 
@@ -207,10 +215,20 @@ class DirectLines {
             hk::commit_loads();
         }
     }
-    /// Waits until all waves have loaded all but the last `kStages` stages that are in flight.
+    /// Waits until all waves have loaded all but the last `kStages` stages that are in flight, and the scales that were asked for behind
+    /// them, if the stage before the one at byte `at` was the first of its batch.
     template <int kStages>
-    HK_FN static void wait() {
-        hk::wait_loads<1, kStages * kLoads + kAhead * A::kParts>();
+    HK_FN static void wait(u32 at = 0) {
+        constexpr int kBehind = kStages * kLoads + kAhead * A::kParts;
+        if constexpr (kBatched) {
+            static_assert(Scales::kBytes > A::kStageBytes, "a batch is of several stages");
+            if (at % Scales::kBytes == A::kStageBytes)
+                hk::wait_loads<1, kBehind + Scales::kParts>();
+            else
+                hk::wait_loads<1, kBehind>();
+        } else {
+            hk::wait_loads<1, kBehind>();
+        }
         hk::block_barrier();
     }
     /// Loads stage `w` of w, from byte `from` of its rows on, and stage `a` of a.
@@ -251,10 +269,9 @@ class DirectLines {
         Place now;
         u32 w = kCount - 1, a = kACount - 1;  // stages of LDS that are free
         for (; count > 0; --count) {
-            wait<kCount - 2>();
-            // Ahead of the stage's loads, so that the wait for a later stage is for these, too.
-            copy_batch(from, now.at);
+            wait<kCount - 2>(now.at);
             copy(from + (kCount - 1) * A::kStageBytes, w, a);
+            copy_batch(from, now.at);
             from += A::kStageBytes;
             acc_tile.template multiply<0>(step(now));
             w = now.w, a = now.a;

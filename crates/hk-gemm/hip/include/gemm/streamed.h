@@ -268,6 +268,9 @@ HK_FN void store_tile(const Params &p, const Site &site, const TileCoord &coord,
             scaled.acc[m][n] = __builtin_convertvector(acc_tile.acc[m][n], hk::MmaAcc);
     }
     scale_sums<T>(scaled.acc, site.reload(p).epilogue, coord);
+    if (store_plainly<T::kWaveN, true>(site.reload(p), coord, coord.m_tile * T::kM, coord.n_tile * T::kN + T::wave_n(),
+                                       scaled, lds))
+        return;
     for_each_vec<T, T::kWaveN>(scaled, lds, [&](u32 m, u32 n, const auto &staged, u32 row) {
         Params rest = site.reload(p);
         rest.epilogue.a_scale = rest.epilogue.w_scale = 0;
