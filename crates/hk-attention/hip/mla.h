@@ -642,7 +642,8 @@ class Decode {
             for (int t = 0; t < kOwnTiles; ++t) of_chain.acc[0][t] = sum[t][chain];
             if (chain < kScales) scale(of_chain, lds_.scales[stage][chain] + key_share_ * kOwnTiles * kDim);
 #pragma unroll
-            for (int t = 0; t < kOwnTiles; ++t) own.acc[0][t] += of_chain.acc[0][t];
+            for (int t = 0; t < kOwnTiles; ++t)
+                own.acc[0][t] = chain == kChains - 1 ? of_chain.acc[0][t] : own.acc[0][t] + of_chain.acc[0][t];
         }
         return own;
     }
@@ -1009,6 +1010,8 @@ class Decode {
                 hk::sched_barrier();
             }
             Scores s;
+#pragma unroll
+            for (int t = 0; t < kKeyTiles; ++t) s.acc[0][t] = sum[t][0] + sum[t][1];
             if constexpr (kAsBytes) {
 #pragma unroll
                 for (int of = 0; of < kTermSums; ++of) {
@@ -1020,8 +1023,6 @@ class Decode {
                     for (int t = 0; t < kKeyTiles; ++t) s.acc[0][t] += of_columns.acc[0][t] * unit_;
                 }
             }
-#pragma unroll
-            for (int t = 0; t < kKeyTiles; ++t) s.acc[0][t] += sum[t][0] + sum[t][1];
             mask(s, tile, now.state != 0.0f, lds_.state[wave]);
             softmax.update(s, o, scale_);
 #pragma unroll
