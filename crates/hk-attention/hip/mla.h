@@ -181,7 +181,7 @@ class Decode {
   private:
     const Params &p_;
     const Work &work_;
-    const Keys split_;
+    const Keys split_;  // by value: the compiler leaves what a reference is of in scratch
     Lds &lds_;
     struct Row {
         u32 query, head;
@@ -927,7 +927,7 @@ class Decode {
         using Acc = typename Mma::Acc;
         constexpr int kTermSums = kScales ? kScales : 1;
         AllColumns o;
-        OnlineSoftmax<kDim, T> softmax;
+        OnlineSoftmax<kDim, T> softmax;  // the member would be in scratch
         const u32 lane = hk::lane_id(), wave = hk::wave_id();
         u32 tile = wave;
         // A lane finds row lane % kKeys of a tile; lanes that load parts of it ask that one.
@@ -1092,6 +1092,7 @@ class Decode {
         const attention::Params &p = params();
         const bool packed = p.sequences.q_starts != 0;
         const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
+        // Uniform: else the compiler selects between addresses, one of them in scratch.
         const bool partial = p_.tickets ? hk::uniform(split_.parts) > 1 : p.splits.count > 1;
         const float nan = __builtin_nanf(""), value_scale = p.cache.k.scale(0, 0);
 #pragma unroll

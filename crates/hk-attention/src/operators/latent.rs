@@ -327,10 +327,7 @@ fn specs(call: &CallSpec) -> Result<Named<TensorSpec>> {
         let topk = call.get("topk_indices")?.shape()[1];
         expect_shape(call, "topk_indices", &[total_q, topk], "rows of q")?;
     } else {
-        let n = match call.optional("cu_seqlens_q") {
-            Some(_) => sequences(call, "cu_seqlens_q")?,
-            None => total_q,
-        };
+        let n = sequences_of(call, total_q)?;
         if let Some(table) = call.optional("block_table") {
             for name in ["kv_indptr", "kv_indices"] {
                 if call.optional(name).is_some() {
@@ -550,12 +547,18 @@ fn reference(call: &HostCall) -> Result<Named<HostTensorF64>> {
     Ok(outputs)
 }
 
+/// The number of sequences: without starts each query is one.
+fn sequences_of<V: Described>(call: &Call<V>, total_q: usize) -> Result<usize> {
+    match call.optional("cu_seqlens_q") {
+        Some(_) => sequences(call, "cu_seqlens_q"),
+        None => Ok(total_q),
+    }
+}
+
 /// All latent rows, without `kv_scale`. Elements of packed ones are rounded where the kernel has blocks of 64 rows.
 fn host_rows(call: &HostCall) -> Result<Vec<f64>> {
     let [total_q, heads, _] = shape(call, "q")?;
-    let sequences =
-        call.optional("cu_seqlens_q").map_or(total_q, |starts| starts.shape()[0].saturating_sub(1));
-    let rounded = rows_of_block(query_tile(call)?, total_q * heads, sequences) == 64;
+    let rounded = rows_of_block(query_tile(call)?, total_q * heads, sequences_of(call, total_q)?) == 64;
     let pool = call.get(pool(call))?;
     Ok(if pool.shape()[3] == PACKED_LATENT_BYTES && pool.dtype().size_bytes() == 1 {
         let elements = pool.to_f64();
