@@ -78,5 +78,5 @@ pub use observe::streams::Mark;
 pub use placement::Placement;
 pub use shared::MemoryHandle;
 pub use tables::{MatrixNumerics, UnknownNumerics};
-pub use trace::{BlockTrace, Instruction, Operation, Sample, Trace, Traffic, Unit, WaveTrace};
+pub use trace::{BlockTrace, Instruction, LaneAtomic, Operation, Sample, Trace, Traffic, Unit, WaveTrace};
 pub use words::POISON;

@@ -50,6 +50,10 @@ pub enum Unit {
     Priority,
     /// `s_endpgm`.
     End,
+    /// `buffer_wbl2`: L2 writes back what memory does not have yet.
+    WriteBack,
+    /// `buffer_inv`: caches forget what others may have written since.
+    Invalidate,
     /// Anything else that only the instruction fetch sees.
     Internal,
 }
@@ -120,6 +124,23 @@ pub struct WaveTrace {
     pub traffic: Vec<Traffic>,
     /// Addresses over 128.
     pub lines: Vec<u64>,
+    /// Atomics on global memory by one lane: how workgroups tell each other that they have arrived.
+    pub atomics: Vec<LaneAtomic>,
+}
+
+/// An atomic by one lane, of up to 8 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneAtomic {
+    /// Its place in [`WaveTrace::steps`].
+    pub step: usize,
+    /// Its address.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u32,
+    /// What memory held before.
+    pub old: u64,
+    /// What it holds after.
+    pub new: u64,
 }
 
 impl WaveTrace {
@@ -191,6 +212,8 @@ impl Unit {
             Op::S_NOP => Unit::Nop,
             Op::S_SETPRIO => Unit::Priority,
             Op::S_ENDPGM => Unit::End,
+            Op::BUFFER_WBL2 => Unit::WriteBack,
+            Op::BUFFER_INV => Unit::Invalidate,
             _ if c.branches != 0 => Unit::Branch,
             _ if c.mfma != 0 => Unit::Matrix,
             _ if c.transcendental != 0 => Unit::Transcendental,
@@ -288,6 +311,8 @@ pub(crate) struct Tracer {
     pub stopped: bool,
     /// What stores and atomics have replaced.
     pub undo: Undo,
+    /// The wave whose last atomic has not run yet.
+    atomic: Option<usize>,
 }
 
 impl Tracer {
@@ -299,6 +324,7 @@ impl Tracer {
             left: vec![loads.unwrap_or(usize::MAX); waves],
             stopped: false,
             undo: Undo::default(),
+            atomic: None,
         }
     }
 
@@ -321,6 +347,16 @@ impl Tracer {
         wave.lines.extend_from_slice(&self.lines);
         traffic.lines = start..wave.lines.len() as u32;
         wave.traffic.push(traffic);
+        if let [part] = parts
+            && part.space == Space::Global
+            && part.access == Access::Atomic
+            && let Some((_, address)) = part.lanes().next().filter(|_| part.mask.count_ones() == 1)
+            && let Some(old) = value(e.memory, address, part.bytes)
+        {
+            let step = wave.steps.len();
+            wave.atomics.push(LaneAtomic { step, address, bytes: part.bytes, old, new: old });
+            self.atomic = Some(w.index as usize);
+        }
         for part in parts.iter().filter(global).filter(|part| part.access != Access::Read) {
             let mut hint = 0;
             for (_, address) in part.lanes() {
@@ -366,7 +402,20 @@ impl Watch for Tracer {
         Ok(())
     }
 
-    fn after(&mut self, _: &Wave, _: &Env<'_>, _: &Uop, _: Ctl) -> Result<(), Box<Finding>> {
+    fn after(&mut self, _: &Wave, e: &Env<'_>, _: &Uop, _: Ctl) -> Result<(), Box<Finding>> {
+        if let Some(wave) = self.atomic.take()
+            && let Some(atomic) = self.waves[wave].atomics.last_mut()
+        {
+            atomic.new = value(e.memory, atomic.address, atomic.bytes).unwrap_or(atomic.old);
+        }
         Ok(())
     }
+}
+
+/// Up to 8 bytes of memory.
+fn value(memory: &View<'_>, address: u64, bytes: u32) -> Option<u64> {
+    let mut value = [0; 8];
+    let out = value.get_mut(..bytes as usize)?;
+    let (allocation, offset) = memory.find(address, bytes.into(), &mut 0)?;
+    allocation.read_bytes(offset, out).then(|| u64::from_le_bytes(value))
 }

@@ -156,3 +156,30 @@ fn zeroed_memory_reads_as_zeros_and_can_be_larger_than_what_is_touched() {
     assert!(rig.machine.alloc_zeroed(8, 3, "odd").is_err());
     assert!(rig.machine.alloc_zeroed(0, 256, "empty").is_ok());
 }
+
+#[test]
+fn an_atomic_of_one_lane_is_traced_with_what_it_changes() {
+    let body = "  s_load_dwordx2 s[4:5], s[0:1], 0x0
+  v_mov_b32 v1, 8
+  v_mov_b32 v2, 5
+  s_waitcnt lgkmcnt(0)
+  global_atomic_add v1, v2, s[4:5]
+  s_mov_b64 exec, 1
+  global_atomic_add v1, v2, s[4:5]
+  buffer_wbl2 sc1
+  s_waitcnt vmcnt(0)
+  buffer_inv sc1";
+    let rig =
+        Rig::new(options("gfx942"), &assemble(&Assembly { cpu: "gfx942", body, ..Assembly::default() }));
+    let buffer = rig.upload("data", &[7u32; 4]);
+    let args = Args::new().push(buffer);
+    let dispatch = Dispatch { grid: [1; 3], block: [64, 1, 1], dynamic_lds: 0, args: &args.0 };
+    let sample = Sample { blocks: &[0], loads: None };
+    let trace = rig.machine.trace(&rig.module, "test", &dispatch, sample).expect("traces");
+    let [wave] = &trace.blocks[0].waves[..] else { panic!("one wave") };
+    let [atomic] = wave.atomics[..] else { panic!("{:?}", wave.atomics) };
+    assert_eq!((atomic.step, atomic.address, atomic.bytes), (6, buffer + 8, 4));
+    assert_eq!((atomic.old, atomic.new), (7 + 64 * 5, 7 + 65 * 5));
+    let units: Vec<Unit> = wave.steps.iter().map(|i| trace.instructions[*i as usize].unit).collect();
+    assert_eq!(units[7..10], [Unit::WriteBack, Unit::Wait, Unit::Invalidate]);
+}

@@ -157,7 +157,7 @@ fn mul_add<T: Fused>() {
     let sums = case.sums();
     for gpu in devices::<T, T>() {
         let of = case.upload(&gpu);
-        let mut workspace = gpu.poisoned::<f32>([case.room(&gpu, 4)]);
+        let mut workspace = gpu.poisoned::<f32>([case.room(&gpu, None)]);
         for (c, config) in CONFIGS.into_iter().enumerate() {
             // The largest tiles are the slowest to emulate.
             let large = config.is_some_and(|config| config.tile.shape().0 > 64);
@@ -207,7 +207,7 @@ fn split_cat<T: Fused>() {
         let case = Case::<T, T>::new(None, [m, n, k], false, i as u64);
         for gpu in devices::<T, T>() {
             let of = case.upload(&gpu);
-            let mut workspace = gpu.poisoned::<f32>([case.room(&gpu, 4)]);
+            let mut workspace = gpu.poisoned::<f32>([case.room(&gpu, None)]);
             for (c, config) in CONFIGS.into_iter().enumerate().filter(|(c, _)| *c != 1 || i % 4 == 0) {
                 let (shared, pad) = ((i + c) % 2 == 0, [0, 8, 3][(i + c) % 3]);
                 let cat = kit::floats::<f16>(&normal(m * if shared { 1 } else { d } * s3, 5));

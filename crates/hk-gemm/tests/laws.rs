@@ -312,7 +312,7 @@ fn the_workspace_is_used() {
         }
         let [m, n, k] = [4, 64, 32768];
         let len = gemm_workspace(info, &GemmProblem::new(Precision::Bf16, m, n, k));
-        assert!(len >= 2 * m * n && len.is_multiple_of(m * n), "{len}");
+        assert!(len >= 2 * m * n, "{len}");
         let case = Inputs::<bf16>::new(Form::Plain, [1, m, n, k], 13);
         let (a, w) = (gpu.upload(&case.a, [m, k]), gpu.upload(&case.w, [n, k]));
         let run = |len: usize| {

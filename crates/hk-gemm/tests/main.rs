@@ -19,3 +19,4 @@ mod laws;
 mod mxfp8;
 mod quant_x;
 mod quantized;
+mod split_k;

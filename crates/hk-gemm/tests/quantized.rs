@@ -345,7 +345,7 @@ fn slices<X: By<W>, W: Operand>() {
                 let config = tile.and_then(|tile| config(tile, 1));
                 let options = GemmOptions { activation, config, skip_reduce: true, ..GemmOptions::default() };
                 let mut y = gpu.poisoned::<f32>(Place::rows(&shape, 37 + 3));
-                case.run_to(&gpu, options, case.room(&gpu, 1), &mut y).unwrap();
+                case.run_to(&gpu, options, case.room(&gpu, None), &mut y).unwrap();
                 let got = gpu.download(&y);
                 gpu.assert_guards(&y);
                 let sums = (0..plane).map(|i| (0..parts).map(|s| got[s * plane + i]).sum::<f32>());
@@ -353,7 +353,7 @@ fn slices<X: By<W>, W: Operand>() {
                 kit::assert_near(&sums, &want, SUM);
                 assert!(got[plane * (parts - 1)..].iter().all(|&y| y == 0.0), "{tile:?}");
                 let mut y = gpu.poisoned::<bf16>(Place::contiguous(&shape));
-                let r = case.run_to(&gpu, options, case.room(&gpu, 1), &mut y);
+                let r = case.run_to(&gpu, options, case.room(&gpu, None), &mut y);
                 assert_error(r, kind!(DType), &["y", "bf16", "f32 (skip_reduce)"]);
             }
         }

@@ -3,7 +3,7 @@
 //   is the number of such lanes below it, plus the expert's gates so far, which LDS has. No atomic decides a place.
 #pragma once
 
-#include "arrive.h"
+#include <hk/arrive.h>
 
 namespace route {
 
@@ -40,7 +40,7 @@ struct Lists {
     u64 tile_offsets;  // [experts + 1] i32: exclusive sums of their tiles, 0
     u64 partials;  // [chunks, experts] i32: gates of an expert in a chunk; 0
     u64 before;  // [chunks, experts] i32: in the chunks before it; 0
-    u64 arrived;  // [blocks] u64: flags of blocks, arrive.h
+    u64 arrived;  // [blocks] u64: flags of blocks, hk/arrive.h
     u64 mark;
     u32 experts, flags;
     u32 gates;
@@ -197,7 +197,7 @@ HK_FN u32 ranks_of_waves(ListLds<kWaves> &lds, u32 e) {
 /// counts. A wave has a slice of the chunks; its lanes have neighbouring experts, so that accesses are coalesced.
 template <int kWaves>
 HK_FN void scan_chunks(const Lists &p, u32 (&sums)[kWaves][kWaveSize]) {
-    if (!all_arrived(at<u64>(p.arrived), hk::block_x(), p.chunks, p.mark)) return;
+    if (!hk::all_arrived(at<u64>(p.arrived), hk::block_x(), p.chunks, p.mark)) return;
     const u32 wave = hk::wave_id(), lane = hk::lane_id();
     const Share<kWaves> slice(0, p.chunks);
     for (u32 first = 0; first < p.experts; first += kWaveSize) {
@@ -223,7 +223,7 @@ HK_FN void scan_chunks(const Lists &p, u32 (&sums)[kWaves][kWaveSize]) {
         }
         if (wave == kWaves - 1) at<u32>(p.counts)[e] = before;
     }
-    clear_flags(at<u64>(p.arrived), p.chunks);
+    hk::clear_flags(at<u64>(p.arrived), p.chunks);
 }
 
 /// Writes a gate at its place.

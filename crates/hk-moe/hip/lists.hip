@@ -9,7 +9,7 @@
 // How the work is split
 //   small     one block of 16 waves: a wave counts its share of the gates, experts are scanned, waves place their shares.
 //   large     two launches: `count` counts the gates of each chunk (moe_routing counts as it chooses), and its last block to arrive
-//             (arrive.h) sums the chunks before each; `place` scans the experts, counts each wave's share of its chunk and places it.
+//             (hk/arrive.h) sums the chunks before each; `place` scans the experts, counts each wave's share of its chunk and places it.
 //             Padding and tiles are filled by all of its blocks.
 //   offsets   one block: offsets and tiles from counts (moe_expt_data).
 //   Every place follows from counts alone: the lists are the same for any cut into chunks.

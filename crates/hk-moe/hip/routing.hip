@@ -1,7 +1,7 @@
 // routing.hip: the experts of each token, and the gates sorted by expert (moe_routing)
 //   Tensors: see topk.hip, lists.hip.
 // How the work is split
-//   small   a wave for each token, 16 in a block; the last block to arrive (arrive.h) sorts the gates of all.
+//   small   a wave for each token, 16 in a block; the last block to arrive (hk/arrive.h) sorts the gates of all.
 //   choose  a block of 16 waves for each chunk of tokens: experts are chosen and counted; the last block to arrive sums the chunks
 //           before each, and lists_place does the rest.
 // Floor
@@ -48,14 +48,14 @@ HK_FN void small(const Params &p) {
     }
     const u32 blocks = (p.topk.tokens + kBlockWaves - 1) / kBlockWaves;
     if (blocks > 1) {
-        if (!all_arrived(at<u64>(p.lists.arrived), hk::block_x(), blocks, p.lists.mark)) return;
+        if (!hk::all_arrived(at<u64>(p.lists.arrived), hk::block_x(), blocks, p.lists.mark)) return;
     } else {
         __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_WRKGRP);
         hk::block_barrier();
         __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_WRKGRP);
     }
     sort_gates(p.lists, lds.lists);
-    if (blocks > 1) clear_flags(at<u64>(p.lists.arrived), blocks);
+    if (blocks > 1) hk::clear_flags(at<u64>(p.lists.arrived), blocks);
 }
 
 template <class T, int kExpertsMost>

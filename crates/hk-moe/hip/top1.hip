@@ -6,7 +6,7 @@
 // How the work is split
 //   A block of 4 waves for 16 or 32 tokens and a slice of 512 of H, which its waves share (decode_loop of gemm/decode_gemm.h), 128
 //   experts at a time (gemm/operands/across.h). A sum is that of the waves, then of the slices, in order. With few tokens each slice has
-//   a block: f32 partial sums go to memory, and the last block of a tile to arrive (arrive.h) adds them, with the same bits.
+//   a block: f32 partial sums go to memory, and the last block of a tile to arrive (hk/arrive.h) adds them, with the same bits.
 // Floor
 //   x and w are read once from memory, w once by each tile from cache; 2 tokens H experts flops.
 
@@ -14,10 +14,9 @@
 #include <gemm/operands/across.h>
 #include <gemm/operands/plain.h>
 
+#include <hk/arrive.h>
 #include <hk/entry.h>
 #include <hk/math.h>
-
-#include "arrive.h"
 
 namespace top1 {
 using hk::i64;
@@ -225,7 +224,7 @@ HK_FN void best_experts(const Params &p) {
     }
     if (split) {
         const auto flags = reinterpret_cast<GlobalPtr<u64>>(p.arrived) + tile * p.slices;
-        if (!route::all_arrived(flags, first_slice, p.slices, p.mark)) return;
+        if (!hk::all_arrived(flags, first_slice, p.slices, p.mark)) return;
 #pragma unroll 1
         for (u32 n_tile = 0; n_tile < n_tiles; ++n_tile) {
             const u32 expert = n_tile * kAcrossCols + col;
@@ -240,7 +239,7 @@ HK_FN void best_experts(const Params &p) {
                 best[round].take(total, expert, p.experts);
             }
         }
-        route::clear_flags(flags, p.slices);
+        hk::clear_flags(flags, p.slices);
     }
 #pragma unroll
     for (u32 round = 0; round < kRounds; ++round) {

@@ -5,8 +5,8 @@ use crate::kernels::lists_quantize;
 use crate::kernels::route::Lists;
 use crate::moe_max_tiles;
 use crate::quantize::RowsToQuantize;
-use crate::routing::next_mark;
 use bytemuck::Zeroable;
+use hk_core::plan::arrive::next_mark;
 use hk_core::{Error, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases};
 
 pub(crate) static OFFSETS: KernelRef<Lists> = Lists::kernel("lists_offsets");

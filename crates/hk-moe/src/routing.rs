@@ -7,11 +7,11 @@ use crate::lists::{self, SMALL_TOKENS, check_tiles, expect_workspace};
 use crate::quantize::RowsToQuantize;
 use crate::topk::{TopkOptions, TopkProblem, check_weights};
 use bytemuck::Zeroable;
+use hk_core::plan::arrive::next_mark;
 use hk_core::plan::rows::float_index;
 use hk_core::{
     Float, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases, row_kernels,
 };
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The entry points of each dtype, by the experts that they serve.
 static SMALL: [[KernelRef<Params>; 2]; 3] =
@@ -45,15 +45,6 @@ pub fn moe_routing_workspace(tokens: usize, k: usize, experts: usize) -> usize {
     let chunks = if tokens <= SMALL_TOKENS { 0 } else { blocks_of(tokens) };
     let gates = tokens.saturating_mul(k).saturating_mul(2);
     gates.saturating_add((2 * chunks).saturating_mul(experts)).saturating_add(flags_of(tokens))
-}
-
-/// A number that no other launch of this process has, and that memory hardly holds by accident: splitmix64 of a count.
-pub(crate) fn next_mark() -> u64 {
-    static COUNT: AtomicU64 = AtomicU64::new(1);
-    let mut z = COUNT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 /// Rows of a tile that fit the tokens of an expert: 16 up to a mean of 8, which reads weights from memory to registers; 64 up to a mean of

@@ -3,7 +3,7 @@
 use crate::args::{MOST_GATES, Vector, check_experts};
 use crate::kernels::top1::Params;
 use crate::lists::expect_workspace;
-use crate::routing::next_mark;
+use hk_core::plan::arrive::next_mark;
 use hk_core::plan::rows::float_index;
 use hk_core::{
     DeviceInfo, Error, KernelRef, LaunchConfig, Result, Stream, TensorView, TensorViewMut, check_aliases,

@@ -17,6 +17,8 @@ use crate::path::{Step, WavePath};
 pub struct Level {
     /// Of a line that is not in L1, in ns.
     pub latency: f64,
+    /// Of the compute units, those that ask at the same time.
+    pub asking: f64,
     /// Lines that L2 asks the memory-side cache for, for each line that L1 asks L2 for.
     pub mall: f64,
     /// Lines that HBM gives, for each line that L1 asks L2 for.
@@ -63,6 +65,8 @@ pub struct View {
     branch: f64,
     barrier: f64,
     fetch_miss: f64,
+    /// From an XCD to where all of them meet.
+    meeting: f64,
     /// Latency of what no buffer holds: arguments and code.
     other: Level,
 }
@@ -105,7 +109,8 @@ impl View {
             branch: v(C::BranchClocks),
             barrier: v(C::BarrierClocks),
             fetch_miss: clocks(v(C::FetchMiss)),
-            other: Level { latency: v(C::MallLatency), mall: 1.0, hbm: 0.0 },
+            meeting: clocks(v(C::MallLatency)),
+            other: Level { latency: v(C::MallLatency), asking: 1.0, mall: 1.0, hbm: 0.0 },
         }
     }
 
@@ -274,6 +279,8 @@ struct Cu<'a> {
     /// When lines of code have come.
     code: HashMap<u64, f64>,
     scalars: HashSet<u64>,
+    /// L2 has what memory does not have yet.
+    dirty: bool,
     drained: f64,
     busy: Busy,
     record: Option<&'a mut Record>,
@@ -329,6 +336,7 @@ pub fn run(
         scalar: 0.0,
         code: HashMap::new(),
         scalars: HashSet::new(),
+        dirty: false,
         drained: 0.0,
         busy: [0.0; UNITS.len()],
         record,
@@ -515,6 +523,17 @@ impl Cu<'_> {
             Unit::Sleep | Unit::Nop => w.ready = start + clocks,
             Unit::Priority => w.priority = facts.wait[0],
             Unit::Wait | Unit::Internal => w.ready = start + v.internal,
+            Unit::WriteBack => {
+                // Behind the wave's stores: what L2 has of them goes to where all XCDs see it.
+                let stored = w.vm.back().copied().unwrap_or(0.0).max(start);
+                let taken = if std::mem::take(&mut self.dirty) { v.meeting } else { v.clocks(v.l2_latency) };
+                w.vm.push_back(stored + taken);
+                w.ready = start + v.internal;
+            }
+            Unit::Invalidate => {
+                self.l1 = L1::new();
+                w.ready = start + v.internal;
+            }
             Unit::Barrier => w.at_barrier = true,
             Unit::End => w.ended = true,
             Unit::Lds | Unit::VectorMemory | Unit::ScalarMemory => {
@@ -579,7 +598,7 @@ impl Cu<'_> {
         let v = self.view;
         if !self.l2.insert(line) {
             // L1 has lost it, L2 has not.
-            level = Level { latency: v.l2_latency, mall: 0.0, hbm: 0.0 };
+            level = Level { latency: v.l2_latency, asking: 1.0, mall: 0.0, hbm: 0.0 };
         } else {
             self.asked.push_back(line);
             if self.asked.len() > v.l2_lines
@@ -601,7 +620,7 @@ impl Cu<'_> {
         self.fill = start + 128.0 / v.fill_port;
         self.busy[FILL] += 128.0 / v.fill_port;
         let mut served = start;
-        for (i, share) in [1.0, level.mall, level.hbm].into_iter().enumerate() {
+        for (i, share) in [level.asking, level.mall, level.hbm].into_iter().enumerate() {
             served = served.max(self.shared(i, start, 128.0 * share));
         }
         // Lines come back in the order in which they were asked for.
@@ -682,6 +701,11 @@ impl Cu<'_> {
                 }
                 let done = sent + v.store_latency;
                 self.drained = self.drained.max(done);
+                if atomic {
+                    // Its answer comes from where all XCDs see it.
+                    return done.max(sent + v.meeting);
+                }
+                self.dirty = true;
                 done
             }
             None => start,

@@ -8,6 +8,7 @@
 //! Times are modelled, never measured: `docs/timing.md` says with which error.
 
 mod arguments;
+mod arrive;
 pub mod constants;
 pub mod cu;
 pub mod error;

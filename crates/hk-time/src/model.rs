@@ -7,6 +7,8 @@ use hk_emu::{
     BlockTrace, Dispatch, Fault, Instruction, Machine, Module, Operation, Sample, Traffic, Unit, WaveTrace,
 };
 
+use crate::arrive::last_to_arrive;
+
 use crate::constants::{C, Values};
 use crate::cu::{self, Busy, Level, Levels, Record, Run, UNITS, View};
 use crate::parts::Part;
@@ -62,7 +64,7 @@ pub struct Options {
     pub warm: bool,
     /// Replay every iteration of every loop.
     pub exact: bool,
-    /// Workgroups may do different amounts of work: more of them are replayed.
+    /// Workgroups may do different amounts of work: more of them are replayed, and of those that meet the last one to arrive.
     pub uneven: bool,
     /// Bytes that another launch before it fills, whose time is part of the measured one.
     pub filled: f64,
@@ -99,6 +101,8 @@ pub struct Traced {
     kinds: Vec<Vec<WavePath>>,
     /// Shares of the kinds among the workgroups, where these do different amounts of work.
     shares: Vec<f64>,
+    /// Of the workgroups, those that go on with what others have written, and the buffers in which they find it.
+    met: Option<(f64, Vec<bool>)>,
     buffers: Vec<Buffer>,
     rounds: Vec<Round>,
     workgroups: u64,
@@ -176,8 +180,23 @@ pub fn trace(
         (trace.instructions.iter().map(Step::new).collect(), trace.resources.blocks_per_cu);
     let mut blocks = std::mem::take(&mut trace.blocks);
     let mut shares = vec![];
+    let mut met = None;
     if options.uneven {
+        let base = blocks.first().cloned();
         (blocks, shares) = classes(blocks);
+        let one = |linear: u64| {
+            let sample = Sample { blocks: &[linear], loads: None };
+            Some(machine.trace(module, kernel, dispatch, sample).ok()?.blocks.swap_remove(0))
+        };
+        if let Some((last, together)) =
+            base.and_then(|base| last_to_arrive(machine, &trace, &base, total, one))
+        {
+            let share = 1.0 / together as f64;
+            met = Some((share, exchanged(&last, &trace, buffers)));
+            shares.iter_mut().for_each(|of_kind| *of_kind *= 1.0 - share);
+            shares.push(share);
+            blocks.push(last);
+        }
     }
     let kinds = blocks.into_iter().map(|block| paths(block, &trace.instructions, options.exact)).collect();
     // What most bytes come from must be among what the first loads read.
@@ -202,8 +221,24 @@ pub fn trace(
         rounds,
         workgroups: total,
         filled: options.filled,
-        sampled: chosen.len(),
+        sampled: chosen.len() + usize::from(met.is_some()),
+        met,
     })
+}
+
+/// The buffers that a workgroup reads behind its own stores to them, which others store to as well.
+fn exchanged(block: &BlockTrace, trace: &hk_emu::Trace, buffers: &[Buffer]) -> Vec<bool> {
+    let mut of = [vec![false; buffers.len()], vec![false; buffers.len()]];
+    for (wave, facts, traffic) in accesses(block, trace).filter(|(_, f, _)| f.unit == Unit::VectorMemory) {
+        let of = &mut of[usize::from(facts.operation == Some(Operation::Load))];
+        for line in wave.lines_of(traffic) {
+            if let Some(i) = buffer_of(*line, buffers) {
+                of[i] = true;
+            }
+        }
+    }
+    let [stored, loaded] = of;
+    stored.into_iter().zip(loaded).map(|(stored, loaded)| stored && loaded).collect()
 }
 
 /// Workgroups by the instructions that they execute, one of each kind, with shares. The last two of the sample are the ends of the
@@ -415,15 +450,26 @@ impl Traced {
         let view = View::new(self.part, values, mhz, cus);
         let level = |share: &Share| Level {
             latency: share.new * values.get(C::HbmLatency) + (1.0 - share.new) * values.get(C::MallLatency),
+            asking: 1.0,
             mall: share.mall,
             hbm: share.hbm,
         };
-        let levels = self.buffers.iter().zip(&round.shares).map(|(b, share)| (b.base / 128, level(share)));
+        // Other XCDs have written it in this launch: it is in the memory-side cache, and most compute units do not ask.
+        let met = |i: usize| {
+            let (share, _) = self.met.as_ref().filter(|(_, buffers)| buffers[i])?;
+            Some(Level { latency: values.get(C::MallLatency), asking: *share, mall: *share, hbm: 0.0 })
+        };
+        let levels = self.buffers.iter().zip(&round.shares).enumerate();
+        let levels = levels.map(|(i, (b, share))| (b.base / 128, met(i).unwrap_or_else(|| level(share))));
         let levels = Levels(levels.collect());
         let mut slowest: Option<Run> = None;
         let mut mean = Run::default();
         for (i, kind) in self.kinds.iter().enumerate() {
-            let groups: Vec<&[WavePath]> = vec![kind; round.groups];
+            let mut groups: Vec<&[WavePath]> = vec![kind; round.groups];
+            if self.met.is_some() && i + 1 == self.kinds.len() {
+                // Beside one that goes on with what others have written there are others.
+                groups[1..].fill(&self.kinds[0]);
+            }
             let mut noted = record.as_ref().map(|_| Record::default());
             let run = cu::run(&view, &levels, &self.steps, &groups, noted.as_mut());
             if let Some(share) = self.shares.get(i) {

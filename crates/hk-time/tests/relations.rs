@@ -17,11 +17,20 @@ struct Kernel {
     block: u32,
     bytes: u64,
     warm: bool,
+    uneven: bool,
 }
 
 impl Kernel {
     fn new(body: impl Into<String>) -> Kernel {
-        Kernel { part: "mi325x", body: body.into(), grid: 1, block: 64, bytes: 1 << 20, warm: true }
+        Kernel {
+            part: "mi325x",
+            body: body.into(),
+            grid: 1,
+            block: 64,
+            bytes: 1 << 20,
+            warm: true,
+            uneven: false,
+        }
     }
 
     fn traced(&self, exact: bool) -> Traced {
@@ -44,7 +53,7 @@ impl Kernel {
         let dispatch =
             Dispatch { grid: [self.grid, 1, 1], block: [self.block, 1, 1], dynamic_lds: 0, args: &args.0 };
         let buffers = [Buffer { base, bytes: self.bytes }];
-        let options = Options { warm: self.warm, exact, ..Options::default() };
+        let options = Options { warm: self.warm, exact, uneven: self.uneven, ..Options::default() };
         trace(part, &rig.machine, &rig.module, "test", &dispatch, &buffers, options).expect("traces")
     }
 
@@ -366,4 +375,105 @@ fn a_kernel_for_another_target_is_refused() {
         .map(|_| ())
         .expect_err("refused");
     assert_eq!(error.to_string(), "the part mi325x runs gfx942, the code object is for gfx950");
+}
+
+/// How workgroups learn that all have arrived.
+#[derive(Clone, Copy)]
+enum Arrival {
+    Counter,
+    Flags,
+}
+
+/// Workgroups that store 4 KiB each; the last of `n` to arrive reads what all have stored, if it `merges`.
+fn meeting(arrival: Arrival, n: u32, merges: bool) -> Kernel {
+    let one_lane = "  s_mov_b64 s[10:11], exec\n  s_mov_b64 exec, 1\n";
+    let counted = format!(
+        "{one_lane}  v_mov_b32 v12, 0
+  v_mov_b32 v13, 1
+  global_atomic_add v14, v12, v13, s[4:5] sc0 sc1
+  s_waitcnt vmcnt(0)
+  v_readfirstlane_b32 s9, v14
+  s_mov_b64 exec, s[10:11]
+  s_cmp_lg_u32 s9, {}",
+        n - 1
+    );
+    let flagged = format!(
+        "{one_lane}  v_mov_b32 v12, s2
+  v_lshlrev_b32 v12, 3, v12
+  v_mov_b32 v14, 0x12345678
+  v_mov_b32 v15, 0x9abcdef0
+  global_atomic_swap_x2 v12, v[14:15], s[4:5] sc1
+  s_waitcnt vmcnt(0)
+  s_mov_b64 exec, {}
+  v_mov_b32 v14, 0x12345678
+  v_lshlrev_b32 v12, 3, v0
+  global_load_dwordx2 v[16:17], v12, s[4:5] sc1
+  s_waitcnt vmcnt(0)
+  v_cmp_ne_u32 vcc, v16, v14
+  s_mov_b64 exec, s[10:11]
+  s_cmp_lg_u64 vcc, 0",
+        (1_u64 << n) - 1
+    );
+    let arrived = if matches!(arrival, Arrival::Counter) { counted } else { flagged };
+    let read = "  global_load_dwordx4 v[16:19], v7, s[4:5]
+  global_load_dwordx4 v[20:23], v7, s[4:5] offset:1024
+  global_load_dwordx4 v[24:27], v7, s[4:5] offset:2048
+  global_load_dwordx4 v[28:31], v7, s[4:5] offset:3072
+  v_add_u32 v7, 0x1000, v7
+";
+    let merge = if merges { read.repeat(n as usize) } else { "  s_nop 0\n".into() };
+    let body = format!(
+        "  s_lshl_b32 s8, s2, 12
+  s_add_u32 s8, s8, 0x1000
+  v_add_u32 v7, s8, v1
+  global_store_dwordx4 v7, v[8:11], s[4:5]
+  global_store_dwordx4 v7, v[8:11], s[4:5] offset:1024
+  global_store_dwordx4 v7, v[8:11], s[4:5] offset:2048
+  global_store_dwordx4 v7, v[8:11], s[4:5] offset:3072
+  buffer_wbl2 sc1
+  s_waitcnt vmcnt(0)
+{arrived}
+  s_cbranch_scc1 .Lend
+  buffer_inv sc1
+  v_add_u32 v7, 0x1000, v1
+{merge}.Lend:"
+    );
+    Kernel { grid: n, uneven: true, ..Kernel::new(body) }
+}
+
+#[test]
+fn the_last_workgroup_to_arrive_takes_the_time_of_its_merge() {
+    for arrival in [Arrival::Counter, Arrival::Flags] {
+        let mut last = 0.0;
+        for n in [2, 3, 8, 20] {
+            let (merges, ends) = (meeting(arrival, n, true), meeting(arrival, n, false));
+            let sampled = merges.traced(false).sampled;
+            assert_eq!(sampled, meeting(arrival, n, false).traced(false).sampled, "both meet");
+            let (merged, ended) = (merges.clocks(), ends.clocks());
+            // A round trip to memory, at least.
+            assert!(merged > ended + 500.0, "{n}: {merged} and {ended} clocks");
+            assert!(merged > last, "{n}: {merged} clocks after {last}");
+            last = merged;
+        }
+    }
+}
+
+#[test]
+fn counters_of_work_meet_nobody() {
+    // Each value of the counter is as much work.
+    let body = "  s_mov_b64 s[10:11], exec
+  s_mov_b64 exec, 1
+  v_mov_b32 v12, 0
+  v_mov_b32 v13, 1
+  global_atomic_add v14, v12, v13, s[4:5] sc0
+  s_waitcnt vmcnt(0)
+  v_readfirstlane_b32 s9, v14
+  s_mov_b64 exec, s[10:11]
+.Lagain:
+  s_add_u32 s6, s6, 1
+  s_cmp_le_u32 s6, s9
+  s_cbranch_scc1 .Lagain";
+    let kernel = Kernel { grid: 16, uneven: true, ..Kernel::new(body) };
+    let alone = Kernel { grid: 16, uneven: true, ..Kernel::new("  s_nop 0") };
+    assert_eq!(kernel.traced(false).sampled, alone.traced(false).sampled);
 }

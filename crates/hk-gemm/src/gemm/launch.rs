@@ -5,13 +5,14 @@ use super::desc::{Accumulate, Destination, GemmDesc, GroupScales, Grouping};
 use super::operands::MxScaleView;
 use super::params::{
     BlockParams, BlockScale, BulkParams, Epilogue, Fusion, Grid, Groups, MixedParams, NO_ACTIVATION, Operand,
-    Output, Params, ReduceParams,
+    Output, Params, ReduceParams, SplitK,
 };
 use super::plan::{Plan, outputs};
 use super::select::{GemmTile, STAGE_BYTES};
 use super::table::{Kernels, TileKernel, bulk_kernel};
 use crate::kernels::hk::TensorMap as HkTensorMap;
 use bytemuck::{Pod, Zeroable};
+use hk_core::plan::arrive::next_mark;
 use hk_core::quant::BlockRule;
 use hk_core::{
     Element, Error, Float, Kernel, KernelRef, Launch, LaunchConfig, Result, Stream, TensorMap, TensorView,
@@ -91,7 +92,7 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
             (Destination::Slices(_), _) => self.multiply(stream, &mut to, &sizes, &plan, Store::Slice, None),
             (_, Some(mut slices)) => {
                 self.multiply(stream, &mut to, &sizes, &plan, Store::Slice, Some(slices.reborrow()))?;
-                self.reduce(stream, &mut to, &sizes, Some((slices, plan.splits)))
+                self.reduce_slices(stream, &mut to, &sizes, &plan, slices)
             }
             (_, None) => self.multiply(stream, &mut to, &sizes, &plan, Store::Round, None),
         }
@@ -182,7 +183,7 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
             a: map(self.a.name, &of_a)?,
             w: map(self.w.name, &of_w)?,
             gemm: *params,
-            pad: [0; 7],
+            pad: [0; 3],
         })
     }
 
@@ -204,8 +205,18 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
     where
         'a: 'l,
     {
-        let partial = slices.is_some();
+        let meet = plan.meet.filter(|_| slices.is_some());
+        let partial = slices.is_some() && meet.is_none();
+        let store = if meet.is_some() { Store::Round } else { store };
+        let mut split_k = SplitK::zeroed();
         let (out, fusion) = match slices {
+            Some(slices) if let Some(meet) = meet => {
+                let partials = launch.output_address("workspace", slices)?;
+                let (stride, mark) = ((meet.slice * size_of::<f32>()) as i64, next_mark());
+                let flags = partials + (plan.splits * meet.slice * size_of::<f32>()) as u64;
+                split_k = SplitK { partials, stride, flags, mark };
+                self.output(launch, to)?
+            }
             Some(slices) => {
                 let data = launch.output_address("workspace", slices)?;
                 let rows = [sizes.m, self.columns(sizes)];
@@ -228,16 +239,17 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
                 tile_n: plan.tile_n as u32,
             },
             epilogue: self.epilogue(launch, sizes, &out, store, [!partial, true])?,
+            split_k,
         };
-        let Params { a, w, grid, epilogue } = common;
-        let mixed = MixedParams { a, w, grid, epilogue, fusion, ..MixedParams::zeroed() };
+        let Params { a, w, grid, epilogue, .. } = common;
+        let mixed = MixedParams { a, w, grid, epilogue, fusion, split_k, ..MixedParams::zeroed() };
         Ok(match &self.group_scales {
             GroupScales::None => KernelArgs::Plain(common),
             GroupScales::Block { a: Some(of_a), w: of_w, shape } => {
                 let bytes = shape.k << stage_shift;
                 let a_scale = BlockScale::new(&launch.input(of_a.name, &of_a.view)?, 1, bytes);
                 let w_scale = BlockScale::new(&launch.input(of_w.name, &of_w.view)?, shape.n, bytes);
-                KernelArgs::Block(BlockParams { a, w, grid, epilogue, a_scale, w_scale, fusion })
+                KernelArgs::Block(BlockParams { a, w, grid, epilogue, a_scale, w_scale, fusion, split_k })
             }
             GroupScales::Block { a: None, w: of_w, shape } => {
                 let bytes = (shape.k << stage_shift) * size_of::<A>();
@@ -256,8 +268,23 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
         })
     }
 
+    /// Sums the split-K slices of a launch whose blocks have not.
+    pub fn reduce_slices<Y: Float>(
+        &self,
+        stream: &Stream,
+        to: &mut Destination<'_, 'a, Y>,
+        sizes: &Sizes,
+        plan: &Plan,
+        slices: TensorViewMut<f32>,
+    ) -> Result<()> {
+        if plan.meet.is_some() {
+            return Ok(());
+        }
+        self.reduce(stream, to, sizes, Some((slices, plan.splits)))
+    }
+
     /// A kernel of `hip/reduce.hip`: sums so many split-K slices; without any, writes zeros.
-    pub fn reduce<Y: Float>(
+    fn reduce<Y: Float>(
         &self,
         stream: &Stream,
         to: &mut Destination<'_, 'a, Y>,

@@ -3,7 +3,7 @@
 pub use crate::kernels::gemm::{
     BlockParams, BlockScale, BulkParams, DualParamsBlockParams as BlockAndPlain,
     DualParamsMixedParams as MixedAndPlain, Epilogue, Fusion, Grid, Groups, MixedParams, MxScale, Operand,
-    Params, QuantXParams, Term,
+    Params, QuantXParams, SplitK, Term,
 };
 use crate::kernels::hk::RowLayout;
 pub use crate::kernels::reduce::Params as ReduceParams;

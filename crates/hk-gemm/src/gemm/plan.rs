@@ -34,6 +34,37 @@ pub struct Plan {
     pub blocks: usize,
     /// By bulk tensor copies.
     pub bulk: bool,
+    /// Slices that meet in the last block of their tile to arrive; `None`: K is whole, or a second launch sums.
+    pub meet: Option<Meet>,
+}
+
+/// Split-K slices that meet in one launch, in the workspace: accumulators of all slices, then two `f32` for the flag of each block
+/// (`hip/include/gemm/split_k.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meet {
+    /// `f32`s of a slice: groups of 16 rows, and whole tiles of columns.
+    pub slice: usize,
+    /// `f32`s of the workspace, a multiple of 4.
+    pub len: usize,
+}
+
+impl Meet {
+    /// Rows of a group, which is stored if it has one in M.
+    const ROWS: usize = 16;
+    /// Columns at most: groups of a tile are reached by 32-bit offsets.
+    const COLUMNS: usize = 1 << 20;
+
+    /// Of batches, M and columns of w, in tiles of so many rows and columns.
+    pub fn new([batch, m, n]: [usize; 3], [tile_m, tile_n]: [usize; 2], splits: usize) -> Option<Self> {
+        if n > Self::COLUMNS {
+            return None;
+        }
+        let n_tiles = n.div_ceil(tile_n);
+        let slice = outputs([batch, m.div_ceil(Self::ROWS), n_tiles]).saturating_mul(Self::ROWS * tile_n);
+        let blocks = outputs([batch, m.div_ceil(tile_m), n_tiles]).saturating_mul(splits);
+        let flags = blocks.saturating_mul(2).checked_next_multiple_of(4).unwrap_or(usize::MAX);
+        Some(Self { slice, len: slice.saturating_mul(splits).saturating_add(flags) })
+    }
 }
 
 /// The configuration of batch-invariant calls: nothing of it follows from M or the batch.
@@ -105,7 +136,8 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
                 let info = stream.device().info();
                 let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(sizes);
                 let (precision, sizes) = (eligible.family.precision, [batch, m, columns, k]);
-                let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None };
+                let meet = !to.atomic();
+                let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None, meet };
                 bulk = if has_bulk { job.bulk(&eligible) } else { None };
                 bulk.map_or_else(|| job.choose(&eligible), |bulk| bulk.config)
             }
@@ -126,6 +158,9 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
         if blocks > LIMIT {
             return Err(Error::too_large(self.op, self.y, format!("{blocks} tiles"), LIMIT as u64));
         }
+        let sums = wanted.is_none() && !to.atomic() && splits > 1;
+        let meet = config.tile.meet(stream.device().info(), [batch, m, columns], splits);
+        let meet = meet.filter(|meet| sums && meet.len <= workspace);
         Ok(Plan {
             eligible,
             config,
@@ -136,6 +171,7 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
             tile_n,
             blocks,
             bulk: bulk.is_some(),
+            meet,
         })
     }
 }
@@ -188,10 +224,12 @@ pub(crate) fn slice_of_two([first, second]: [usize; 2]) -> usize {
 }
 
 /// Elements of the `f32` workspace with which a GEMM is as fast as it can be: room for the partial sums of the split-K slices
-/// that suit the device, and for activations that are quantized ahead of the GEMM; 0: it needs none.
+/// that suit the device, on AMD targets with a flag for each block, and for activations that are quantized ahead of the GEMM; 0: it
+/// needs none.
 ///
-/// It serves every operator of the precision. A shorter workspace, or none, is legal and only slower; it is an error where
-/// options ask for more split-K slices than it holds, or activations that have to be quantized ahead of the GEMM do not fit.
+/// It serves every operator of the precision. Its contents do not matter, also where a captured graph is launched again. A shorter
+/// workspace, or none, is legal and only slower: with room for partial sums of M x N alone, a second launch sums them. It is an error
+/// where options ask for more split-K slices than it holds, or activations that have to be quantized ahead of the GEMM do not fit.
 /// Rows are assumed to begin on 16 bytes.
 pub fn gemm_workspace(info: &DeviceInfo, problem: &GemmProblem) -> usize {
     let &GemmProblem { precision, batch, m, n, k, prequant, second_n } = problem;
@@ -212,22 +250,53 @@ pub fn gemm_workspace(info: &DeviceInfo, problem: &GemmProblem) -> usize {
         return quantized.saturating_add(precisions.iter().map(slices).max().unwrap_or(0));
     }
     let second = second_n.map(|n| Second { precision: Precision::Bf16, n });
-    let job =
-        Job { info, precision, sizes: [batch, m, n, k], vectorized: true, most_splits: MOST_SPLITS, second };
+    let job = Job {
+        info,
+        precision,
+        sizes: [batch, m, n, k],
+        vectorized: true,
+        most_splits: MOST_SPLITS,
+        second,
+        meet: true,
+    };
     let families = Family::all().filter(|family| {
         family.precision == precision
             && matches!(family.variant, Variant::Beside(_)) == second.is_some()
             && family.variant != Variant::Prequant
     });
-    let splits = families.flat_map(|family| {
+    let configs = families.flat_map(|family| {
         let any = Eligible::new(family);
         [any, Eligible { fine_scales: family.scales == ScaleKind::Block, ..any }]
-            .map(|eligible| job.choose(&eligible).splits)
+            .map(|eligible| job.choose(&eligible))
     });
-    let splits = splits.max().unwrap_or(1);
-    let slice = match second_n {
-        Some(second) => slice_of_two([outputs([1, m, n]), outputs([1, m, second])]),
-        None => outputs([batch, m, n]),
+    configs.map(|config| room_of(info, config, [batch, m, n], second_n)).max().unwrap_or(0)
+}
+
+impl GemmConfig {
+    /// Elements of the `f32` workspace with which a GEMM of so many batches, M and rows of weights (gates and values both) takes as few
+    /// launches as it can in this configuration. [`gemm_workspace`] is that of the configuration that is chosen by default.
+    pub fn workspace(&self, info: &DeviceInfo, sizes: [usize; 3]) -> usize {
+        room_of(info, *self, sizes, None)
+    }
+}
+
+/// `f32`s of the workspace for the split-K slices of a GEMM of batches, M and N, and of a second one in its launch.
+pub(crate) fn room_of(
+    info: &DeviceInfo,
+    config: GemmConfig,
+    [batch, m, n]: [usize; 3],
+    second: Option<usize>,
+) -> usize {
+    if config.splits <= 1 {
+        return 0;
+    }
+    let meet = |tile: GemmTile, n| tile.meet(info, [batch, m, n], config.splits).map_or(0, |meet| meet.len);
+    let (slice, met) = match second {
+        Some(second) => (
+            slice_of_two([outputs([1, m, n]), outputs([1, m, second])]),
+            meet(config.tile, n).saturating_add(meet(config.tile.beside(), second)),
+        ),
+        None => (outputs([batch, m, n]), meet(config.tile, n)),
     };
-    if splits > 1 { splits.saturating_mul(slice) } else { 0 }
+    config.splits.saturating_mul(slice).max(met)
 }

@@ -1,5 +1,6 @@
 //! Tile selection: tiles, configurations, and the cost model that picks among those that have kernels.
 
+use super::plan::Meet;
 use super::table::{Eligible, Family, Precision, ScaleKind, Variant};
 use hk_core::{Arch, DeviceInfo};
 use std::ops::RangeInclusive;
@@ -93,9 +94,11 @@ struct Rates {
     tall: f64,
     /// Stages that would take as long as the first loads and the last stores of a block: of tiles through LDS, and of skinny ones.
     ends: [f64; 2],
-    /// The shortest stage of a tile through LDS; one more launch.
+    /// The shortest stage of a tile through LDS; one more launch; on AMD targets what the last block of a tile to arrive takes to see what
+    /// the others have written.
     least: f64,
     launch: f64,
+    meet: f64,
 }
 
 impl Rates {
@@ -110,6 +113,7 @@ impl Rates {
         ends: [6.0, 20.0],
         least: 0.0,
         launch: 5000.0,
+        meet: 3700.0,
     };
 
     const fn of(info: &DeviceInfo, precision: Precision) -> Self {
@@ -137,6 +141,7 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 800.0 / 4.0,
                 launch: 2000.0,
+                meet: 0.0,
             },
             // Memory is copied at 3 TB/s. Two launches in turn, and the sum of slices, take 8 us.
             (Arch::Sm90a, _) => Self {
@@ -149,6 +154,7 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 180.0,
                 launch: 8000.0,
+                meet: 0.0,
             },
             // MI308X: 1.37 GHz. Of 5.3 TB/s as much is taken to be reached as on MI325X; `fill`, `tall` and `launch` are set for the choice to
             // agree with hk-time at the shapes of crates/hk-time/validation/choices.py.
@@ -162,6 +168,7 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 0.0,
                 launch: 10000.0,
+                meet: 3700.0,
             },
             // 304 CUs, 2.1 GHz; of 6 TB/s 4.1 are reached.
             _ => Self {
@@ -174,6 +181,7 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 0.0,
                 launch: 5000.0,
+                meet: 3700.0,
             },
         }
     }
@@ -287,6 +295,29 @@ impl GemmTile {
         // `wide_tile_gemm` in `hip/include/gemm/warpgroup.h`.
         let widths = [most, 224, 192];
         widths.into_iter().min_by_key(|&width| rounds(width).saturating_mul(width + OVERHEAD)).unwrap_or(most)
+    }
+
+    /// The room in a workspace with which the slices of batches, M and columns of w meet in the last block of a tile to arrive; `None` where
+    /// a second launch is faster: it sums with all CUs what that block loads by itself.
+    pub(crate) fn meet(self, info: &DeviceInfo, sizes: [usize; 3], splits: usize) -> Option<Meet> {
+        /// Bytes that the last block loads, at most, by hk-time.
+        const MOST: usize = 256 << 10;
+        // `kMostSummed` in `hip/include/gemm/split_k.h`.
+        const SUMMED: usize = 128 * 256;
+        let (m, n) = self.shape();
+        let served = info.arch.is_amd() && splits > 1 && m * n <= SUMMED;
+        if served && self.summed_bytes(sizes[1], splits) <= MOST {
+            Meet::new(sizes, [m, n], splits)
+        } else {
+            None
+        }
+    }
+
+    /// Bytes of other slices' partial sums that the last block of a tile loads.
+    fn summed_bytes(self, rows: usize, splits: usize) -> usize {
+        let (m, n) = self.shape();
+        let rows = rows.checked_next_multiple_of(16).map_or(m, |rows| rows.min(m));
+        splits.saturating_sub(1).saturating_mul(rows * n * size_of::<f32>())
     }
 
     /// Waves of a block.
@@ -433,6 +464,8 @@ pub(crate) struct Job<'a> {
     pub most_splits: usize,
     /// Another GEMM in the same launch.
     pub second: Option<Second>,
+    /// Slices may meet in the workspace; else a second launch sums them, or a first one makes room for atomics.
+    pub meet: bool,
 }
 
 /// A GEMM in the launch of another, with the same M and K.
@@ -527,7 +560,7 @@ impl Job<'_> {
         let resident = resident as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
         let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
-        let (mut memory, mut split) = (0.0, rates.launch);
+        let (mut memory, mut sum, mut meet) = (0.0, rates.launch, self.meet.then_some(rates.meet));
         for (tile, precision, n) in self.gemms(tile) {
             let (t, width) = (tile.info(), width_of(tile, precision, n));
             let bytes = precision.bytes(k);
@@ -552,15 +585,20 @@ impl Job<'_> {
             let ends = rates.ends[usize::from(tile.skinny())];
             loads.add(part, resident * (stages + ends) * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
-            // Partial sums are 4 bytes, written once and read once.
-            split += 8.0 * splits as f64 * m as f64 * n as f64 * share;
+            // Partial sums are 4 bytes, written once and read once: by a launch of all CUs, or by the last block of each tile.
+            let written = 4.0 * splits as f64 * m as f64 * n as f64 * share;
+            sum += 2.0 * written;
+            let loaded = tile.summed_bytes(m, splits) as f64 * rates.fill;
+            meet = meet
+                .filter(|_| tile.meet(self.info, [batch, m, n], splits).is_some())
+                .map(|meet| meet + written + loaded);
         }
         let (matrix, loads) = (matrix.time(rounds), loads.time(rounds));
         // A wave per SIMD loads and multiplies in turn; others do one while it does the other. Skinny tiles multiply from registers.
         let waves = resident * tile.waves(arch) as f64 / 4.0;
         let alone = if arch.is_amd() && !tile.skinny() { matrix.min(loads) / waves } else { 0.0 };
         let busiest = (matrix.max(loads) + alone).max(memory);
-        busiest + if splits > 1 { split } else { 0.0 }
+        busiest + if splits > 1 { meet.unwrap_or(sum) } else { 0.0 }
     }
 
     /// The split-K that makes a tile's time shortest, and that time.
@@ -754,7 +792,8 @@ mod tests {
         const MOST: usize = 32;
         let choose = |m, n, k, vectorized| {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized, most_splits: MOST, second: None }.choose(&plain())
+            Job { info, precision, sizes, vectorized, most_splits: MOST, second: None, meet: true }
+                .choose(&plain())
         };
         for m in [1, 16, 17, 32, 33, 64] {
             let config = choose(m, 4096, 4096, true);
@@ -791,6 +830,7 @@ mod tests {
             vectorized: true,
             most_splits: 32,
             second,
+            meet: true,
         };
         let of = |precision, n| Some(Second { precision, n });
         for tile in [GemmTile::T64x64, GemmTile::S64x32] {
@@ -829,7 +869,8 @@ mod tests {
             let (eligible, precision) =
                 if scales == ScaleKind::None { (plain(), Precision::Bf16) } else { (block(), Precision::I8) };
             let (info, sizes) = (&info, [1, m, n, k]);
-            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let job =
+                Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
             assert_eq!(job.choose(&eligible).tile, tile, "{cus} CUs, {m} x {n} x {k}");
         }
     }
@@ -858,7 +899,8 @@ mod tests {
             ([64, 2560, 8192], GemmTile::T64x64, 6),
         ] {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let job =
+                Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
             let config = job.choose(&plain());
             assert_eq!((config.tile, config.splits), (tile, splits), "{m} x {n} x {k}");
         }
@@ -878,7 +920,15 @@ mod tests {
         ] {
             for (eligible, precision) in [(fp8, Precision::Fp8), (fp4, Precision::Fp4)] {
                 let sizes = [1, m, n, k];
-                let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+                let job = Job {
+                    info,
+                    precision,
+                    sizes,
+                    vectorized: true,
+                    most_splits: 32,
+                    second: None,
+                    meet: true,
+                };
                 let config = job.choose(&eligible);
                 assert_eq!((config.tile, config.splits), (tile, 1), "{precision:?}, {m} x {n} x {k}");
             }
@@ -887,7 +937,7 @@ mod tests {
             Family::find(DType::Bf16, DType::Fp8E4M3, ScaleKind::Block, Variant::Plain).unwrap(),
         );
         let (precision, sizes) = (Precision::HalfByByte, [1, 16, 28672, 4096]);
-        let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+        let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
         assert_eq!(job.choose(&a16w8).tile, GemmTile::S64x32);
     }
 
@@ -917,7 +967,8 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3], precision| {
             let (info, sizes) = (&info, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&plain())
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true }
+                .choose(&plain())
         };
         for size in [2048, 4096, 8192, 16384] {
             assert_eq!(choose([size; 3], Precision::Bf16).tile, GemmTile::T128x256, "{size}");
@@ -948,7 +999,8 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3]| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
-            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let job =
+                Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
             job.bulk(&plain()).map(|bulk| (bulk.config.tile, bulk.width))
         };
         let (low, middle, wide) = (GemmTile::T64x64, GemmTile::T128x128, GemmTile::T128x256);
@@ -988,7 +1040,8 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90, 132);
         let choose = |[m, n, k]: [usize; 3], eligible: Eligible| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&eligible)
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true }
+                .choose(&eligible)
         };
         for size in [2048, 4096, 8192, 16384] {
             let config = choose([size; 3], plain());

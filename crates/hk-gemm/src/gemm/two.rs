@@ -67,6 +67,7 @@ pub(crate) fn run_two<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>
                 vectorized,
                 most_splits: if whole { 1 } else { room.clamp(1, MOST_SPLITS) },
                 second: Some(Second { precision: H::PRECISION, n: sizes[1].n }),
+                meet: true,
             };
             job.choose(&eligible)
         }
@@ -79,7 +80,14 @@ pub(crate) fn run_two<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>
         (of(config.tile, sizes[0].outputs()), of(config.tile.beside(), sizes[1].outputs()));
     let (slices1, slices2) = match workspace.filter(|_| !whole && config.splits > 1) {
         Some(workspace) => {
-            let of_first = config.splits.saturating_mul(slices[0].next_multiple_of(4));
+            // With room for flags both meet in this launch.
+            let columns = [slices[0], slices[1]].map(|slice| slice / m.max(1));
+            let tiles = [config.tile, config.tile.beside()];
+            let meet = |i: usize| tiles[i].meet(stream.device().info(), [1, m, columns[i]], config.splits);
+            let of_first = match (meet(0), meet(1)) {
+                (Some(first), Some(second)) if first.len.saturating_add(second.len) <= space => first.len,
+                _ => config.splits.saturating_mul(slices[0].next_multiple_of(4)),
+            };
             let (first, second) = workspace.split_at(0, of_first)?;
             (Some(first), Some(second))
         }
@@ -123,10 +131,10 @@ pub(crate) fn run_two<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>
         }?;
     }
     if let Some(slices) = slices1 {
-        first.reduce(stream, &mut checked1.to, &checked1.sizes, Some((slices, checked1.plan.splits)))?;
+        first.reduce_slices(stream, &mut checked1.to, &checked1.sizes, &checked1.plan, slices)?;
     }
     if let Some(slices) = slices2 {
-        second.reduce(stream, &mut checked2.to, &checked2.sizes, Some((slices, checked2.plan.splits)))?;
+        second.reduce_slices(stream, &mut checked2.to, &checked2.sizes, &checked2.plan, slices)?;
     }
     Ok(())
 }

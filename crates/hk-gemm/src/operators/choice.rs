@@ -4,7 +4,7 @@ use super::{activations, block_shape, dual, options, sizes};
 use crate::gemm::check::{check_config, expect_i32_sums};
 use crate::gemm::desc::{Determinism, GROUP, VECTOR_GROUP};
 use crate::gemm::operands::PACKED_COLUMNS;
-use crate::gemm::plan::{MOST_ATOMIC_SPLITS, MOST_SPLITS, batch_invariant, outputs, slice_of_two};
+use crate::gemm::plan::{MOST_ATOMIC_SPLITS, MOST_SPLITS, batch_invariant, outputs, room_of};
 use crate::gemm::prequant::ON_THE_FLY_ROWS;
 use crate::gemm::select::{Job, Second};
 use crate::gemm::table::{Eligible, Family, GROUPED_ROWS, ScaleKind, Variant};
@@ -228,6 +228,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             SplitK::Whole => 1,
         },
         second,
+        meet: split_k == SplitK::Workspace,
     };
     let options = options(call)?;
     let mut bulk = None;
@@ -289,12 +290,10 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         };
         let splits = shares[0].splits;
         let workspace = match &second {
-            _ if split_k == SplitK::Atomic => 0,
-            None if splits > 1 => splits.saturating_mul(outputs([batch, m, n])),
-            Some(second) if config.splits > 1 => {
-                config.splits.saturating_mul(slice_of_two([outputs([1, m, n]), outputs([1, m, second.n])]))
+            _ if split_k != SplitK::Workspace => 0,
+            second => {
+                room_of(info, GemmConfig { splits, ..config }, [batch, m, n], second.map(|second| second.n))
             }
-            _ => 0,
         };
         let blocks = shares.iter().map(|share| share.blocks).fold(0, usize::saturating_add);
         let tile_name = |share: &Share| format!("{}x{}", share.tile.shape().0, share.width);

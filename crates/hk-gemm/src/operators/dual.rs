@@ -8,7 +8,6 @@ use super::{
     block_shape, case, choice, of_k, of_n, optional_f64, options, packed, splits, tile, to, w_shuffled,
     weight_of, weights_of, with_codes, with_half, y, y_dtype,
 };
-use crate::gemm::plan::slice_of_two;
 use crate::reference::{self, Sums};
 use crate::{
     DualFp4Inputs, DualFp8Inputs, DualOutputs, FloatView, GemmProblem, Precision, gemm_workspace, kernels,
@@ -68,7 +67,7 @@ fn space<'a>(
     let [m, n1, n2, k] = sizes(inputs)?;
     let options = options(inputs)?;
     let len = match options.config {
-        Some(_) => asked_slices(inputs, &options, slice_of_two([n1, n2].map(|n| m.saturating_mul(n))))?,
+        Some(_) => asked_slices(stream, inputs, &options, [1, m, n1], Some(n2))?,
         None => {
             let problem = GemmProblem::new(precision, m, n1, k).beside(n2);
             gemm_workspace(stream.device().info(), &problem)

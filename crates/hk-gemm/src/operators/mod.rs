@@ -14,7 +14,7 @@ pub use choice::choices;
 
 use choice::Describe;
 
-use crate::gemm::plan::outputs;
+use crate::gemm::plan::room_of;
 use crate::reference;
 use crate::reference::Sums;
 use crate::{
@@ -400,14 +400,22 @@ fn bias<'a>(inputs: &Inputs<'a>) -> Result<Option<FloatView<'a>>> {
     }))
 }
 
-/// Elements of the workspace of split-K slices that a call asks for.
-fn asked_slices<V: Described>(call: &Call<V>, options: &GemmOptions, slice: usize) -> Result<usize> {
-    let splits = options.config.map_or(1, |config| config.splits);
-    let len = if splits > 1 { splits.checked_mul(slice) } else { Some(0) };
-    len.ok_or_else(|| {
-        let what = format!("{splits} slices of {slice} elements");
-        Error::too_large(call.operator().name, "workspace", what, usize::MAX as u64)
-    })
+/// Elements of the workspace of split-K slices that a call asks for, of batches, M and N, and of a second GEMM in its launch.
+fn asked_slices<V: Described>(
+    stream: &Stream,
+    call: &Call<V>,
+    options: &GemmOptions,
+    sizes: [usize; 3],
+    second: Option<usize>,
+) -> Result<usize> {
+    let info = stream.device().info();
+    match options.config.map_or(0, |config| room_of(info, config, sizes, second)) {
+        usize::MAX => {
+            let what = format!("slices of {sizes:?} elements");
+            Err(Error::too_large(call.operator().name, "workspace", what, usize::MAX as u64))
+        }
+        len => Ok(len),
+    }
 }
 
 /// A workspace, if it is of use.
@@ -421,7 +429,7 @@ fn workspace<'a>(
     let [batch, m, n, k] = sizes(inputs)?;
     let len = match options.config {
         _ if options.skip_reduce => 0,
-        Some(_) => asked_slices(inputs, options, outputs([batch, m, n]))?,
+        Some(_) => asked_slices(stream, inputs, options, [batch, m, n], None)?,
         None => {
             let problem = GemmProblem::new(precision, m, n, k).batched(batch);
             gemm_workspace(stream.device().info(), &problem)

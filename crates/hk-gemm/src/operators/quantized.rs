@@ -138,7 +138,7 @@ fn space<'a>(
     len: usize,
 ) -> Result<Option<TensorViewMut<'a, f32>>> {
     let [batch, m, n, _] = sizes(inputs)?;
-    let slices = asked_slices(inputs, &options(inputs)?, batch.saturating_mul(m).saturating_mul(n))?;
+    let slices = asked_slices(stream, inputs, &options(inputs)?, [batch, m, n], None)?;
     let len = len.saturating_add(slices);
     if len == 0 { Ok(None) } else { outputs.workspace(stream, len).map(Some) }
 }

@@ -158,9 +158,7 @@ pub fn fused_gemm_a16w16_quant_x<'a, T: Half, Y: Float, E: MxElement>(
     // many rows and blocks as x, which the kernel bounds the others by.
     unsafe { launch.run(&kernel, LaunchConfig::grid_1d(grid), &params) }?;
     match slices {
-        Some(slices) => {
-            gemm.reduce(stream, &mut checked.to, &checked.sizes, Some((slices, checked.plan.splits)))
-        }
+        Some(slices) => gemm.reduce_slices(stream, &mut checked.to, &checked.sizes, &checked.plan, slices),
         None => Ok(()),
     }
 }

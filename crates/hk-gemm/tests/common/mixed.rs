@@ -531,10 +531,13 @@ impl<X: By<W>, W: Operand> Case<X, W> {
     }
 
     /// f32 of a workspace that is long enough for anything.
-    pub fn room(&self, gpu: &Gpu, splits: usize) -> usize {
+    pub fn room(&self, gpu: &Gpu, config: Option<GemmConfig>) -> usize {
         let info = gpu.stream().device().info();
         let sizes = [self.batch.unwrap_or(1), self.m, self.n, self.k];
-        let slices = splits * sizes[..3].iter().product::<usize>();
+        let slices = config.map_or_else(
+            || 4 * sizes[..3].iter().product::<usize>(),
+            |config| config.workspace(info, [sizes[0], sizes[1], sizes[2]]),
+        );
         // Not none, even for no rows.
         4 + slices
             + [Precision::HalfByFp4, Precision::HalfByByte]
@@ -600,7 +603,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
     pub fn run<Y: Float>(&self, gpu: &Gpu, config: Option<GemmConfig>) -> Array<Y> {
         let &Self { m, n, memory, .. } = self;
         let mut y = gpu.poisoned::<Y>(self.place([m, n], memory.y, memory.turned));
-        let room = if memory.no_workspace { 0 } else { self.room(gpu, config.map_or(4, |c| c.splits)) };
+        let room = if memory.no_workspace { 0 } else { self.room(gpu, config) };
         let label = || {
             let Self { batch, m, n, k, prequant, .. } = self;
             format!(

@@ -184,6 +184,8 @@ pub struct Inputs<T> {
     pub bias: Option<Vec<f32>>,
     pub activation: Option<Activation>,
     pub pads: Pads,
+    /// The workspace has room for partial sums alone, which a second launch sums.
+    pub short: bool,
 }
 
 impl<T: Operand> Inputs<T> {
@@ -211,6 +213,7 @@ impl<T: Operand> Inputs<T> {
             bias: None,
             activation: None,
             pads: Pads::default(),
+            short: false,
         }
     }
 
@@ -287,7 +290,12 @@ impl<T: Operand> Inputs<T> {
             .as_ref()
             .map(|bias| if batched { gpu.upload(bias, [batch, n]) } else { gpu.upload(bias, [n]) });
         let splits = config.map_or(4, |c| c.splits);
-        let mut workspace = gpu.poisoned::<f32>([splits * batch * m * rows]);
+        let (sums, info) = (batch * m * rows, gpu.stream().device().info());
+        let room = match config {
+            Some(config) if !self.short => config.workspace(info, [batch, m, rows]),
+            _ => splits * sums,
+        };
+        let mut workspace = gpu.poisoned::<f32>([room]);
         let call = Call {
             a: a.view(),
             w: w.view(),

@@ -99,10 +99,19 @@ struct Epilogue {
     static constexpr u32 kRelu6 = 5, kNone = 255;
 };
 
+/// Split-K slices that meet in the last block of their tile to arrive: gemm/split_k.h.
+struct SplitK {
+    u64 partials;  // accumulators of the slices, on 16 bytes; 0: slices do not meet in this launch
+    i64 stride;    // between slices, in bytes
+    u64 flags;     // u64 [batches, m_tiles, n_tiles, splits], hk/arrive.h
+    u64 mark;      // a number that no other launch has
+};
+
 struct Params {
     Operand a, w;
     Grid grid;
     Epilogue epilogue;
+    SplitK split_k;
 };
 
 /// f32 block scales of an operand.
@@ -182,6 +191,7 @@ struct BlockParams {
     Epilogue epilogue;
     BlockScale a_scale, w_scale;
     Fusion fusion;
+    SplitK split_k;
 };
 
 /// GEMMs of mixed dtypes or with MX operands.
@@ -194,6 +204,7 @@ struct MixedParams {
     hk::BlockRule rule;  // mxfp4 quantization of a
     u32 pad;
     Fusion fusion;
+    SplitK split_k;
 };
 
 }  // namespace gemm

@@ -18,7 +18,7 @@ struct BulkParams {
     hk::TensorMap a;  // [M, K]
     hk::TensorMap w;  // [N / 16, 2, 4, 2, K], rows in the order of MMAs
     Params gemm;
-    u64 pad[7];
+    u64 pad[3];
 };
 
 #if defined(HK_WARPGROUPS)

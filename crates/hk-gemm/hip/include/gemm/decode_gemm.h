@@ -9,7 +9,7 @@
 #include <gemm/epilogue/epilogue.h>
 #include <gemm/epilogue/staged_acc.h>
 #include <gemm/launch_site.h>
-#include <gemm/tile_coord.h>
+#include <gemm/split_k.h>
 
 #include <hk/block.h>
 #include <hk/mma.h>
@@ -120,12 +120,24 @@ HK_FN void decode_gemm(const Params &args, const Site &site, MakeOperands make_o
     }
 
     constexpr u32 kCols = kGated ? kN / 2 : kN, kParts = kCols / kVecCols;
+    using Sum = Vec<Number, kVecCols>;
     const auto total = [&](u32 row, u32 col) {
-        Vec<Number, kVecCols> sum = Number(0);
+        Sum sum = Number(0);
 #pragma unroll 8
         for (int wave = 0; wave < kWaves; ++wave) sum += staged[wave].get(row, col);
-        return __builtin_convertvector(sum, Vec<float, kVecCols>);
+        return sum;
     };
+    // Outputs of a row of the tile. `sum(col)`: of columns from `col` on.
+    const auto finish = [&](const Params &p, u32 row, u32 col, auto sum) {
+        const u32 m = coord.m_tile * kM + row, n = coord.n_tile * kCols + col;
+        const auto widened = [&](u32 at) { return __builtin_convertvector(sum(at), Vec<float, kVecCols>); };
+        if constexpr (kGated) {
+            run_gated_epilogue<kVecCols>(p.epilogue, coord, m, n, widened(col), widened(kCols + col));
+        } else {
+            run_epilogue<kVecCols>(p, coord, m, n, widened(col));
+        }
+    };
+    const bool meet = kSlicesMeet && site.reload(args).split_k.partials;
 #pragma unroll 1
     for (u32 first = 0; first < kMTiles; first += kTogether) {
         if (first > 0) hk::block_barrier();
@@ -139,13 +151,24 @@ HK_FN void decode_gemm(const Params &args, const Site &site, MakeOperands make_o
         for (u32 i = hk::thread_x(); i < 16 * kTogether * kParts; i += kThreads) {
             const Params &p = site.reload(args);
             const u32 row = i / kParts, col = i % kParts * kVecCols;
-            const u32 m = coord.m_tile * kM + 16 * first + row, n = coord.n_tile * kCols + col;
-            if constexpr (kGated) {
-                run_gated_epilogue<kVecCols>(p.epilogue, coord, m, n, total(row, col), total(row, kCols + col));
+            if (meet) {
+                store_slice<kM, kN, kGated>(p, coord, 16 * first + row, col, [&](u32 at) { return total(row, at); });
             } else {
-                run_epilogue<kVecCols>(p, coord, m, n, total(row, col));
+                finish(p, 16 * first + row, col, [&](u32 at) { return total(row, at); });
             }
         }
+    }
+    if constexpr (kSlicesMeet) {
+        if (!meet) return;
+        const TileSlices<kM, kN> slices(site.reload(args), coord);
+        if (!slices.last_to_arrive(&staged)) return;
+#pragma unroll 1
+        for (u32 i = hk::thread_x(); i < 16 * slices.groups * kParts; i += kThreads) {
+            const u32 row = i / kParts;
+            finish(site.reload(args), row, i % kParts * kVecCols,
+                   [&](u32 at) { return sum_of_slices<Number>(slices, row, at); });
+        }
+        slices.clear();
     }
 }
 

@@ -6,6 +6,7 @@
 #include <gemm/epilogue/staged_acc.h>
 #include <gemm/launch_site.h>
 #include <gemm/line_pipeline.h>
+#include <gemm/split_k.h>
 #include <gemm/tile_coord.h>
 
 #include <hk/mma.h>
@@ -247,6 +248,7 @@ HK_FN void tile_gemm(const Params &p, const Site &site, MakeWords make_scales) {
     acc_tile.run(Pipeline(a, w, scales, lds.stages), range.from,
                  (range.to - range.from + T::A::kStageBytes - 1) / T::A::kStageBytes);
     hk::block_barrier();
+    if (!sum_slices<T>(site.reload(p), coord, acc_tile.acc, &lds)) return;
     store_tile<T, kGated>(p, site, coord, acc_tile, &lds);
 }
 

@@ -8,38 +8,42 @@
 #include <hk/global.h>
 #include <hk/wave.h>
 
-namespace route {
+namespace hk {
 
 /// Whether all `blocks` blocks have arrived, this one, `index`, included. What they have written before is visible then. At least one
-/// of them gets true.
-HK_FN bool all_arrived(hk::GlobalPtr<hk::u64> flags, hk::u32 index, hk::u32 blocks, hk::u64 mark) {
-    __shared__ hk::u32 all;
+/// of them gets true. `all` is in LDS, and free again behind a barrier.
+HK_FN bool all_arrived(GlobalPtr<u64> flags, u32 index, u32 blocks, u64 mark, u32 &all) {
     __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_DEVICE);
-    hk::block_barrier();
-    if (hk::wave_id() == 0) {
+    block_barrier();
+    if (wave_id() == 0) {
         // In one order for all blocks: of two, one sees the other's flag.
-        if (hk::lane_id() == 0)
-            __scoped_atomic_exchange_n(flags + index, mark, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_DEVICE);
-        hk::wave_barrier();
+        if (lane_id() == 0) __scoped_atomic_exchange_n(flags + index, mark, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_DEVICE);
+        wave_barrier();
         bool here = true;
-        for (hk::u32 i = hk::lane_id(); i < blocks; i += hk::kWaveSize) {
+        for (u32 i = lane_id(); i < blocks; i += kWaveSize) {
             here &= __scoped_atomic_load_n(flags + i, __ATOMIC_SEQ_CST, __MEMORY_SCOPE_DEVICE) == mark;
         }
-        const bool found = hk::ballot(!here) == 0;
-        if (hk::lane_id() == 0) all = found;
+        const bool found = ballot(!here) == 0;
+        if (lane_id() == 0) all = found;
     }
-    hk::block_barrier();
+    block_barrier();
     if (all == 0) return false;
     __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_DEVICE);
     return true;
 }
 
+/// The same, with LDS of its own.
+HK_FN bool all_arrived(GlobalPtr<u64> flags, u32 index, u32 blocks, u64 mark) {
+    __shared__ u32 all;
+    return all_arrived(flags, index, blocks, mark, all);
+}
+
 /// After `all_arrived`.
-HK_FN void clear_flags(hk::GlobalPtr<hk::u64> flags, hk::u32 blocks) {
-    if (hk::wave_id() != 0) return;
-    for (hk::u32 i = hk::lane_id(); i < blocks; i += hk::kWaveSize) {
+HK_FN void clear_flags(GlobalPtr<u64> flags, u32 blocks) {
+    if (wave_id() != 0) return;
+    for (u32 i = lane_id(); i < blocks; i += kWaveSize) {
         __scoped_atomic_store_n(flags + i, 0, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
     }
 }
 
-}  // namespace route
+}  // namespace hk
