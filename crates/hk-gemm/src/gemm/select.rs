@@ -301,9 +301,9 @@ impl GemmTile {
     /// a second launch is faster: it sums with all CUs what that block loads by itself.
     pub(crate) fn meet(self, info: &DeviceInfo, sizes: [usize; 3], splits: usize) -> Option<Meet> {
         /// Bytes that the last block loads, at most, by hk-time.
-        const MOST: usize = 256 << 10;
+        const MOST: usize = 96 << 10;
         // `kMostSummed` in `hip/include/gemm/split_k.h`.
-        const SUMMED: usize = 128 * 256;
+        const SUMMED: usize = 128 * 128;
         let (m, n) = self.shape();
         let served = info.arch.is_amd() && splits > 1 && m * n <= SUMMED;
         if served && self.summed_bytes(sizes[1], splits) <= MOST {
@@ -440,7 +440,7 @@ pub(crate) struct Pipeline {
 /// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few). On gfx950
 /// it is any of them, and up to 256 rows several skinny tiles along M may share the weights.
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
-/// and memory, plus what split-K adds, a launch and the traffic of partial sums. K is split into the fewest slices within a tenth
+/// and memory, plus what split-K adds: the traffic of partial sums, and what the last block of a tile takes to sum them, or a launch. K is split into the fewest slices within a tenth
 /// of the shortest time. Without a workspace it is not split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmConfig {

@@ -13,8 +13,8 @@
 namespace gemm {
 /// Whether a target has the path: AMD targets. On sm_90 a second launch was measured.
 inline constexpr bool kSlicesMeet = hk::kXcds > 1;
-/// Outputs of a tile at most. One block would sum those of 256 x 256 for longer than a second launch takes, and has no registers left to.
-inline constexpr u32 kMostSummed = 128 * 256;
+/// Outputs of a tile at most. Of more, one block would load the slices for longer than a second launch takes.
+inline constexpr u32 kMostSummed = 128 * 128;
 
 /// The slices of a tile of kM x kN.
 template <u32 kM, u32 kN>
@@ -90,7 +90,8 @@ HK_FN bool sum_slices(const Params &p, const TileCoord &coord, Acc (&acc)[kRows]
         constexpr u32 kFragBytes = sizeof(Acc) * hk::kWaveSize;
         static_assert(sizeof(Acc) == 16 && kFragBytes == 16 * 16 * sizeof(Number),
                       "a lane stores 16 bytes of a fragment");
-        constexpr int kAhead = kCols < 8 ? 8 / kCols : 1;
+        // Groups of rows whose loads are in flight together, and slices.
+        constexpr int kTogether = kRows * kCols <= 4 ? kRows : 1, kAhead = kCols < 8 ? 8 / kCols : 1;
         const TileSlices<T::kM, T::kN> slices(p, coord);
         const u32 first = T::wave_m() / 16, lane = T::wave_n() / 16 * kFragBytes + hk::lane_id() * sizeof(Acc);
         {
@@ -104,25 +105,40 @@ HK_FN bool sum_slices(const Params &p, const TileCoord &coord, Acc (&acc)[kRows]
         }
         if (!slices.last_to_arrive(word)) return false;
 #pragma unroll
-        for (u32 m = 0; m < kRows; ++m) {
-            if (first + m >= slices.groups) continue;
-            Acc sum[kCols], part[kAhead][kCols];
+        for (u32 group = 0; group < kRows; group += kTogether) {
+            if (first + group >= slices.groups) continue;
+            Acc sum[kTogether][kCols], part[kAhead][kTogether][kCols];
 #pragma unroll
-            for (u32 n = 0; n < kCols; ++n) sum[n] = Acc(kNothing<Number>);
+            for (u32 m = 0; m < kTogether; ++m) {
+#pragma unroll
+                for (u32 n = 0; n < kCols; ++n) sum[m][n] = Acc(kNothing<Number>);
+            }
             slices.template each<kAhead>(
                 [&](u32 s, u32 i) {
-                    // Its own slice is in registers: a load out of bounds takes no memory.
-                    const u32 at = (lane + slices.group(first + m)) | (s == slices.own ? hk::Window::kOutOfBounds : 0);
                     const hk::Window from = slices.slice(s);
 #pragma unroll
-                    for (u32 n = 0; n < kCols; ++n) part[i][n] = from.template load<Acc>(at, 0, n * kFragBytes);
+                    for (u32 m = 0; m < kTogether; ++m) {
+                        // Its own slice is in registers, and nothing is where M has ended: a load out of bounds takes no memory.
+                        const u32 row = first + group + m;
+                        const bool loads = s != slices.own && row < slices.groups;
+                        const u32 at = (lane + slices.group(row)) | (loads ? 0 : hk::Window::kOutOfBounds);
+#pragma unroll
+                        for (u32 n = 0; n < kCols; ++n) part[i][m][n] = from.template load<Acc>(at, 0, n * kFragBytes);
+                    }
                 },
                 [&](u32 s, u32 i) {
 #pragma unroll
-                    for (u32 n = 0; n < kCols; ++n) sum[n] += s == slices.own ? acc[m][n] : part[i][n];
+                    for (u32 m = 0; m < kTogether; ++m) {
+#pragma unroll
+                        for (u32 n = 0; n < kCols; ++n)
+                            sum[m][n] += s == slices.own ? acc[group + m][n] : part[i][m][n];
+                    }
                 });
 #pragma unroll
-            for (u32 n = 0; n < kCols; ++n) acc[m][n] = sum[n];
+            for (u32 m = 0; m < kTogether; ++m) {
+#pragma unroll
+                for (u32 n = 0; n < kCols; ++n) acc[group + m][n] = sum[m][n];
+            }
         }
         slices.clear();
         hk::block_barrier();
