@@ -1256,7 +1256,7 @@ fn run_mode<W: Watch, const ALTERED: bool>(
         if !skipped && let Err(finding) = watch.before(w, e, head) {
             return e.fault(Problem::Finding(finding));
         }
-        // A run of instructions that nothing has to look at one by one.
+        // A run of instructions that nothing has to look at one by one. Until it ends or jumps, w.pc is that of its first one.
         let end = if ALTERED || W::EACH { first + 1 } else { program.run_ends[first] as usize };
         let (mut ctl, mut last) = (Ctl::Next, head);
         for u in &program.uops[first..end] {
@@ -1274,8 +1274,9 @@ fn run_mode<W: Watch, const ALTERED: bool>(
             }
         }
         let next = last.index + 1;
-        if !skipped && let [begin, .., end] = &mut e.rises[first..=next as usize] {
-            (*begin, *end) = (*begin + 1, *end - 1);
+        if !skipped {
+            e.rises[first] += 1;
+            e.rises[next as usize] -= 1;
         }
         if ctl != Ctl::Fault
             && !skipped

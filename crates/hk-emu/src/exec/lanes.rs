@@ -91,7 +91,8 @@ pub(crate) fn chunks(exec: u64) -> impl Iterator<Item = (usize, u32)> {
     (0..4).map(move |k| (k, Wave::exec_chunk(exec, k))).filter(|(_, mask)| *mask != 0)
 }
 
-/// Runs a block for each chunk with active lanes; compiled a second time for a full EXEC, without masks and branches.
+/// Runs a block for each chunk with active lanes; compiled a second time for a full EXEC, without masks and branches. Not by [`chunks`],
+/// whose search for the next chunk the compiler makes a loop of vector instructions.
 macro_rules! each_chunk {
     ($exec:expr, |$k:ident, $mask:ident| $body:block) => {{
         let exec: u64 = $exec;

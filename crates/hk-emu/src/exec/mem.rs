@@ -362,9 +362,7 @@ pub(crate) fn load_narrow(
         merge_narrow(w, dst, mask, n, &raw);
         return Ctl::Next;
     }
-    let mut rest = mask;
-    while rest != 0 {
-        let lane = rest.trailing_zeros() as usize;
+    each_lane!(mask, |lane| {
         let address = addr[lane];
         let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
             return fail(e, Access::Read, address, n.bytes.into(), lane);
@@ -375,8 +373,7 @@ pub(crate) fn load_narrow(
         let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
         let value = n.merge(w.lane(dst, lane), raw);
         w.set_lane(dst, lane, value);
-        rest &= rest - 1;
-    }
+    });
     Ctl::Next
 }
 
