@@ -147,8 +147,8 @@ pub(crate) struct Launch<'a> {
 struct Tally {
     /// Workgroups, waves and bytes.
     counters: Counters,
-    /// Executions of each instruction.
-    hits: Vec<u64>,
+    /// By how much each instruction was executed more often than the one before it.
+    rises: Vec<i64>,
     counts: Option<Box<Counts>>,
 }
 
@@ -156,23 +156,33 @@ impl Tally {
     fn new(launch: &Launch<'_>) -> Tally {
         let (program, len) = (&launch.program, launch.program.uops.len());
         let counts = launch.details.then(|| Box::new(Counts::new(program.arch, len)));
-        Tally { counters: Counters::default(), hits: vec![0; len], counts }
+        Tally { counters: Counters::default(), rises: vec![0; len + 1], counts }
     }
 
     fn add(&mut self, other: Tally) {
         self.counters += other.counters;
-        self.hits.resize(other.hits.len(), 0);
-        self.hits.iter_mut().zip(other.hits).for_each(|(sum, n)| *sum += n);
+        self.rises.resize(other.rises.len(), 0);
+        self.rises.iter_mut().zip(other.rises).for_each(|(sum, n)| *sum += n);
         match (&mut self.counts, other.counts) {
             (Some(sum), Some(counts)) => sum.merge(&counts),
             (sum, counts) => *sum = sum.take().or(counts),
         }
     }
 
+    /// How often each instruction was executed.
+    fn executions(&self) -> impl Iterator<Item = u64> {
+        self.rises.iter().scan(0, |n, rise| {
+            *n += rise;
+            Some(*n as u64)
+        })
+    }
+
     /// All counts of a program's instructions.
     fn total(&self, program: &Program) -> Counters {
         let mut total = self.counters;
-        program.units.iter().zip(&self.hits).for_each(|(unit, n)| total.add_times(unit, *n));
+        let mut times = vec![0; program.units.len()];
+        program.unit_of.iter().zip(self.executions()).for_each(|(unit, n)| times[*unit as usize] += n);
+        program.units.iter().zip(times).for_each(|(unit, n)| total.add_times(unit, n));
         total.details = self.counts.as_ref().map(|counts| counts.details());
         total
     }
@@ -180,11 +190,11 @@ impl Tally {
     /// The same by instruction, if what depends on addresses is counted.
     fn sites(&self, program: &Program) -> Vec<Counters> {
         let Some(counts) = &self.counts else { return vec![] };
-        let executed = program.units.iter().zip(&self.hits).enumerate();
+        let executed = (0..program.unit_of.len()).zip(self.executions());
         executed
-            .map(|(i, (unit, n))| {
+            .map(|(i, n)| {
                 let mut site = counts.site(i);
-                site.add_times(unit, *n);
+                site.add_times(program.unit(i as u32), n);
                 site
             })
             .collect()
@@ -570,7 +580,8 @@ impl<'a> Launch<'a> {
         self.clock.fetch_max(self.start + u64::from(self.program.uops[entry].clocks), SeqCst);
         let mut tally = Tally::new(self);
         let waves = self.total * u64::from(self.waves);
-        (tally.counters.workgroups, tally.counters.waves, tally.hits[entry]) = (self.total, waves, waves);
+        (tally.counters.workgroups, tally.counters.waves) = (self.total, waves);
+        (tally.rises[entry], tally.rises[entry + 1]) = (waves as i64, -(waves as i64));
         Some(Counted { total: tally.total(&self.program), sites: vec![], blocks: vec![] })
     }
 
@@ -810,6 +821,8 @@ struct Ordered<'o, O, W> {
 }
 
 impl<O: Order, W: Watch> Watch for Ordered<'_, O, W> {
+    const EACH: bool = W::EACH;
+
     #[inline(always)]
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         if u.visible & TO_GROUPS != 0 && !self.order.turn() {
@@ -1072,7 +1085,7 @@ impl<'l, 'a> Worker<'l, 'a> {
             lds: &mut group.lds,
             group: &group.info,
             interrupt: launch.interrupt,
-            hits: &mut tally.hits,
+            rises: &mut tally.rises,
             hints: &mut self.hints,
             read_bytes: 0,
             written_bytes: 0,
@@ -1230,50 +1243,66 @@ fn run_mode<W: Watch, const ALTERED: bool>(
     watch: &mut W,
     until: Until,
 ) -> Ctl {
-    let uops = &e.program.uops[..];
+    let program = e.program;
     loop {
-        let Some(u) = uops.get(w.pc as usize) else {
+        let first = w.pc as usize;
+        let Some(head) = program.uops.get(first) else {
             return e.fault(Problem::WildJump { address: u64::from(w.pc) });
         };
-        if u.visible != 0 && w.clock > until.clock {
+        if head.visible != 0 && w.clock > until.clock {
             return Ctl::Next;
         }
-        let skipped = ALTERED && indexed::skips(w, e, u);
-        if !skipped && let Some(hits) = e.hits.get_mut(w.pc as usize) {
-            *hits += 1;
-        }
-        if !skipped && let Err(finding) = watch.before(w, e, u) {
+        let skipped = ALTERED && indexed::skips(w, e, head);
+        if !skipped && let Err(finding) = watch.before(w, e, head) {
             return e.fault(Problem::Finding(finding));
         }
-        w.executed += 1;
-        w.clock += u64::from(u.clocks);
-        let ctl = match ALTERED {
-            _ if skipped => Ctl::Next,
-            true => indexed::run(w, e, u),
-            // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
-            false => unsafe { (u.run)(w, e, u) },
-        };
+        // A run of instructions that nothing has to look at one by one. Until it ends or jumps, w.pc is that of its first one.
+        let end = if ALTERED || W::EACH { first + 1 } else { program.run_ends[first] as usize };
+        let (mut ctl, mut last) = (Ctl::Next, head);
+        for u in &program.uops[first..end] {
+            last = u;
+            w.executed += 1;
+            w.clock += u64::from(u.clocks);
+            ctl = match ALTERED {
+                _ if skipped => Ctl::Next,
+                true => indexed::run(w, e, u),
+                // SAFETY: handlers come from the tables of the program's level, which the host was checked to have.
+                false => unsafe { (u.run)(w, e, u) },
+            };
+            if ctl != Ctl::Next {
+                break;
+            }
+        }
+        let next = last.index + 1;
+        if !skipped {
+            e.rises[first] += 1;
+            e.rises[next as usize] -= 1;
+        }
         if ctl != Ctl::Fault
             && !skipped
-            && let Err(finding) = watch.after(w, e, u, ctl)
+            && let Err(finding) = watch.after(w, e, last, ctl)
         {
-            w.pc = u.index;
+            w.pc = last.index;
             return e.fault(Problem::Finding(finding));
         }
         match ctl {
-            Ctl::Next => w.pc += 1,
+            Ctl::Next => w.pc = next,
             // What runs for long jumps.
             Ctl::Jump if w.executed >= until.instructions => {
                 let spent = w.executed >= until.budget;
                 return if spent { e.fault(Problem::Budget { limit: until.budget }) } else { Ctl::Next };
             }
             Ctl::Jump => {}
-            Ctl::Fault => return Ctl::Fault,
+            Ctl::Fault => {
+                w.pc = last.index;
+                return Ctl::Fault;
+            }
             stop => {
                 if w.executed > until.budget {
+                    w.pc = last.index;
                     return e.fault(Problem::Budget { limit: until.budget });
                 }
-                w.pc += 1;
+                w.pc = next;
                 return stop;
             }
         }

@@ -166,6 +166,7 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
     let mut program = Program {
         id: NEXT.fetch_add(1, Relaxed),
         uops: Vec::with_capacity(found.len()),
+        run_ends: vec![],
         arch,
         fixups: vec![],
         matrices: vec![],
@@ -182,7 +183,8 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         vectors: vec![],
         problems: HashMap::new(),
         effects: OnceLock::new(),
-        units: Vec::with_capacity(found.len()),
+        units: vec![],
+        unit_of: Vec::with_capacity(found.len()),
     };
     // Addresses first: branches need the indices. Where the next instruction is missing, a guard reports it.
     let mut order = vec![];
@@ -214,7 +216,12 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
             Ok(inst) => (Counters::of(inst, arch), lowering.instruction(inst, *at, index)),
         };
         let clocks = inst.map_or(0, |inst| unit.wave_clocks(&inst, arch) as u16);
-        lowering.program.units.push(unit);
+        let units = &mut lowering.program.units;
+        let known = units.iter().position(|known| *known == unit).unwrap_or_else(|| {
+            units.push(unit);
+            units.len() - 1
+        });
+        lowering.program.unit_of.push(known as u32);
         let uop = uop.unwrap_or_else(|problem| {
             lowering.program.problems.insert(index, problem);
             Uop { run: report, index, ..blank() }
@@ -222,7 +229,20 @@ fn lower_with(text: &Text, arch: Arch, way: &Way, entry: u64, registers: Registe
         lowering.program.uops.push(Uop { clocks, ..uop });
     }
     mark_waits(&mut lowering.program);
+    lowering.program.run_ends = run_ends(&lowering.program.uops);
     lowering.program
+}
+
+/// For each instruction the next one that others may see, or the end.
+fn run_ends(uops: &[Uop]) -> Vec<u32> {
+    let mut end = uops.len() as u32;
+    let mut ends: Vec<_> = uops
+        .iter()
+        .rev()
+        .map(|u| if u.visible != 0 { std::mem::replace(&mut end, u.index) } else { end })
+        .collect();
+    ends.reverse();
+    ends
 }
 
 /// Marks the clock reads in loops that end at a time and do nothing else: no memory, no barrier, no call.

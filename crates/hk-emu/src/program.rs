@@ -87,8 +87,9 @@ pub(crate) struct Env<'a> {
     pub group: &'a GroupInfo,
     /// What an interrupt of the host does.
     pub interrupt: Option<&'a (dyn Fn() + Sync)>,
-    /// Per instruction: executions, and the allocation it touched last.
-    pub hits: &'a mut [u64],
+    /// Per instruction, and one behind the last: by how much it was executed more often than the one before it.
+    pub rises: &'a mut [i64],
+    /// Per instruction: the allocation it touched last.
     pub hints: &'a mut [u32],
     pub read_bytes: u64,
     pub written_bytes: u64,
@@ -176,6 +177,8 @@ pub(crate) struct Program {
     /// Differs between programs; never 0.
     pub id: u64,
     pub uops: Vec<Uop>,
+    /// For each instruction the next one, or the end, that others may see: what lies between runs without a look at others.
+    pub run_ends: Vec<u32>,
     pub arch: Arch,
     pub fixups: Vec<Fixup>,
     pub matrices: Vec<Matrix>,
@@ -197,14 +200,20 @@ pub(crate) struct Program {
     pub problems: HashMap<u32, Problem>,
     /// Made at the first observed launch.
     pub effects: OnceLock<Vec<Effects>>,
-    /// What one execution of each instruction counts, whatever its operands hold.
+    /// What one execution of an instruction counts, whatever its operands hold: each sort once, and which one each instruction is.
     pub units: Vec<Counters>,
+    pub unit_of: Vec<u32>,
 }
 
 impl Program {
     /// The instruction, if it decodes.
     pub fn inst(&self, index: u32) -> Option<&Inst> {
         self.insts.get(index as usize)?.as_ref().ok()
+    }
+
+    /// What one execution of an instruction counts.
+    pub fn unit(&self, index: u32) -> &Counters {
+        &self.units[self.unit_of[index as usize] as usize]
     }
 
     /// The registers that an instruction reads and writes.

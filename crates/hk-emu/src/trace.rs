@@ -249,11 +249,11 @@ impl Instruction {
             wait: [0; 2],
         };
         let Some(inst) = program.inst(index) else { return facts };
-        let c = program.units.get(index as usize).copied().unwrap_or_default();
+        let c = program.unit(index);
         let effects = program.effects(index);
         let nature = Nature::of(inst.op);
         let name = inst.op.info().name;
-        facts.unit = Unit::of(inst, &c);
+        facts.unit = Unit::of(inst, c);
         facts.clocks = c.wave_clocks(inst, program.arch) as u32;
         let wide = name.ends_with("_F32") || name.ends_with("_F64") || name.contains("XF32");
         facts.alone = c.transcendental + c.packed_f32 != 0
@@ -386,7 +386,7 @@ impl Watch for Tracer {
                     | Encoding::Mtbuf
             )
         {
-            let c = &e.program.units[u.index as usize];
+            let c = e.program.unit(u.index);
             if c.vmem_loads != 0 {
                 if self.left[index] == 0 {
                     self.stopped = true;

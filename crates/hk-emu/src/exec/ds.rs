@@ -1,11 +1,11 @@
 //! LDS, and the lane exchanges that share its encoding.
 
-use super::lanes::Modes;
-use super::mem::{Atomic, Narrow, Rmw};
+use super::lanes::{Modes, each_lane};
+use super::mem::{Atomic, Narrow, Rmw, merge_narrow};
 use super::{Ctl, Env, Handler, Host, Level, Uop, levels};
 use crate::fault::{Access, Problem, Space};
 use crate::isa::Op;
-use crate::wave::Wave;
+use crate::wave::{Lanes, Wave};
 
 #[inline(always)]
 pub(crate) fn get32(lds: &[u8], at: usize) -> Option<u32> {
@@ -92,37 +92,44 @@ fn write_body<H: Host, const N: usize, const P: bool>(w: &mut Wave, e: &mut Env<
 }
 levels!(write = write_body[N: usize, P: bool]);
 
-fn read_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
-    let n = Narrow::unpack(u.extra);
-    let (exec, misaligned) = (w.exec(), misaligned(e, n.bytes.into()));
-    let address = *w.v(u.a).flat();
-    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
-        let at = address[lane].wrapping_add(u.imm as u32);
-        let bytes = e.lds.get(at as usize..).and_then(|tail| tail.get(..n.bytes.into()));
+/// Reads `BYTES` bytes per lane, 1 or 2.
+#[inline(always)]
+fn read_narrow_body<H: Host, const BYTES: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+    let (exec, misaligned) = (w.exec(), misaligned(e, BYTES as u32));
+    let (address, mut raw) = (w.v(u.a), Lanes::ZERO);
+    each_lane!(exec, |lane| {
+        let at = address.get(lane).wrapping_add(u.imm as u32);
+        let bytes = e.lds.get(at as usize..).and_then(|tail| tail.first_chunk::<BYTES>());
         let Some(bytes) = bytes.filter(|_| at & misaligned == 0) else {
-            return fail(e, Access::Read, at, n.bytes.into(), lane);
+            return fail(e, Access::Read, at, BYTES as u32, lane);
         };
-        let raw = u32::from(bytes[0]) | if n.bytes == 2 { u32::from(bytes[1]) << 8 } else { 0 };
-        let value = n.merge(w.lane(u.d, lane), raw);
-        w.set_lane(u.d, lane, value);
-    }
+        let mut word = [0; 4];
+        word[..BYTES].copy_from_slice(bytes);
+        raw.set(lane, u32::from_le_bytes(word));
+    });
+    merge_narrow(w, u.d, exec, Narrow::unpack(u.extra), &raw);
     Ctl::Next
 }
+levels!(read_narrow = read_narrow_body[BYTES: usize]);
 
-fn write_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+/// Writes `BYTES` bytes per lane, 1 or 2.
+#[inline(always)]
+fn write_narrow_body<H: Host, const BYTES: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let n = Narrow::unpack(u.extra);
-    let (exec, misaligned) = (w.exec(), misaligned(e, n.bytes.into()));
-    for lane in (0..64).filter(|lane| exec >> lane & 1 != 0) {
-        let at = w.lane(u.a, lane).wrapping_add(u.imm as u32);
-        let bytes = e.lds.get_mut(at as usize..).and_then(|tail| tail.get_mut(..n.bytes.into()));
+    let (exec, misaligned) = (w.exec(), misaligned(e, BYTES as u32));
+    let (address, data) = (w.v(u.a), w.v(u.b));
+    each_lane!(exec, |lane| {
+        let at = address.get(lane).wrapping_add(u.imm as u32);
+        let bytes = e.lds.get_mut(at as usize..).and_then(|tail| tail.first_chunk_mut::<BYTES>());
         let Some(bytes) = bytes.filter(|_| at & misaligned == 0) else {
-            return fail(e, Access::Write, at, n.bytes.into(), lane);
+            return fail(e, Access::Write, at, BYTES as u32, lane);
         };
-        let value = n.take(w.lane(u.b, lane)).to_le_bytes();
-        bytes.copy_from_slice(&value[..n.bytes.into()]);
-    }
+        let value = n.take(data.get(lane)).to_le_bytes();
+        bytes.copy_from_slice(&value[..BYTES]);
+    });
     Ctl::Next
 }
+levels!(write_narrow = write_narrow_body[BYTES: usize]);
 
 /// LDS atomics: lanes in ascending order.
 fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
@@ -430,7 +437,12 @@ pub(crate) fn handler(op: Op, level: Level, imm: &mut i32, extra: &mut u32) -> O
         _ => {
             if let Some(narrow) = Narrow::of(name) {
                 *extra = narrow.pack();
-                return Some(if name.starts_with("READ") { read_narrow } else { write_narrow });
+                return Some(match (name.starts_with("READ"), narrow.bytes) {
+                    (true, 1) => read_narrow::<1>(level),
+                    (true, _) => read_narrow::<2>(level),
+                    (false, 1) => write_narrow::<1>(level),
+                    (false, _) => write_narrow::<2>(level),
+                });
             }
             *extra = atomic_of(name)?.pack();
             atomic

@@ -91,22 +91,47 @@ pub(crate) fn chunks(exec: u64) -> impl Iterator<Item = (usize, u32)> {
     (0..4).map(move |k| (k, Wave::exec_chunk(exec, k))).filter(|(_, mask)| *mask != 0)
 }
 
-/// Runs a block for each chunk with active lanes; compiled a second time for a full EXEC, without masks and branches.
+/// Runs a block for each chunk with active lanes; compiled a second time for a full EXEC, without masks and branches. Not by [`chunks`],
+/// whose search for the next chunk the compiler makes a loop of vector instructions.
 macro_rules! each_chunk {
-    ($exec:expr, |$k:ident, $mask:ident| $body:block) => {
-        if $exec == !0 {
+    ($exec:expr, |$k:ident, $mask:ident| $body:block) => {{
+        let exec: u64 = $exec;
+        if exec == !0 {
             for $k in 0..4 {
                 let $mask = 0xFFFF;
                 $body
             }
         } else {
-            for ($k, $mask) in $crate::exec::lanes::chunks($exec) {
+            for $k in 0..4 {
+                let $mask = $crate::wave::Wave::exec_chunk(exec, $k);
+                if $mask != 0 {
+                    $body
+                }
+            }
+        }
+    }};
+}
+pub(crate) use each_chunk;
+
+/// Runs a block for each lane of a mask, in ascending order; compiled a second time for all lanes, without the search for the next one.
+macro_rules! each_lane {
+    ($mask:expr, |$lane:ident| $body:block) => {{
+        let mask: u64 = $mask;
+        if mask == !0 {
+            for $lane in 0..64 {
+                $body
+            }
+        } else {
+            let mut rest = mask;
+            while rest != 0 {
+                let $lane = rest.trailing_zeros() as usize;
+                rest &= rest - 1;
                 $body
             }
         }
-    };
+    }};
 }
-pub(crate) use each_chunk;
+pub(crate) use each_lane;
 
 /// The same for a block of few host instructions that does the same for any values; it writes by [`put_chunk`]. With `all`, which the host's
 /// masks allow, it also runs for chunks without active lanes.

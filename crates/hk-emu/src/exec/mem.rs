@@ -4,11 +4,11 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::float;
-use super::lanes::{Modes, each_chunk};
+use super::lanes::{Modes, each_chunk, each_lane};
 use super::{Ctl, Env, Host, Uop};
 use crate::fault::{Access, Problem};
 use crate::memory::{Allocation, View};
-use crate::wave::{CHUNK, Wave};
+use crate::wave::{CHUNK, Lanes, Wave};
 
 /// What an access says when it fails.
 #[cold]
@@ -26,33 +26,44 @@ fn contiguous(addr: &[u64; 64], step: u64) -> bool {
     differences == 0
 }
 
-/// The lanes of `mask`, in ascending order.
-#[inline(always)]
-fn active(mask: u64) -> impl Iterator<Item = usize> {
-    let mut rest = mask;
-    std::iter::from_fn(move || {
-        let lane = rest.trailing_zeros() as usize;
-        rest &= rest.wrapping_sub(1);
-        (lane < 64).then_some(lane)
-    })
-}
-
 /// The lowest and the highest address of the lanes of `mask`, and the bits in which any of them differ.
 #[inline(always)]
 fn reach(addr: &[u64; 64], mask: u64) -> (u64, u64, u64) {
-    let (mut low, mut high, mut bits) = (u64::MAX, 0, 0);
     let first = addr[mask.trailing_zeros() as usize % 64];
+    if mask == !0 {
+        reach_from(addr, first, |_| 0)
+    } else {
+        reach_from(addr, first, |lane| (mask >> lane & 1).wrapping_sub(1))
+    }
+}
+
+/// The same from one of the addresses; `idle` has all bits set for lanes that do not count.
+#[inline(always)]
+fn reach_from(addr: &[u64; 64], first: u64, idle: impl Fn(usize) -> u64) -> (u64, u64, u64) {
+    let mut bits = 0;
     for (lane, address) in addr.iter().enumerate() {
-        let idle = (mask >> lane & 1).wrapping_sub(1);
-        low = low.min(address | idle);
-        high = high.max(address & !idle);
-        bits |= (address ^ first) & !idle;
+        bits |= (address ^ first) & !idle(lane);
+    }
+    if bits >> 32 == 0 {
+        // Hosts have instructions for the lower of two words, but not of two pairs of them.
+        let (mut low, mut high) = (u32::MAX, 0);
+        for (lane, address) in addr.iter().enumerate() {
+            low = low.min(*address as u32 | idle(lane) as u32);
+            high = high.max(*address as u32 & !idle(lane) as u32);
+        }
+        let base = first >> 32 << 32;
+        return (base | u64::from(low), base | u64::from(high), bits);
+    }
+    let (mut low, mut high) = (u64::MAX, 0);
+    for (lane, address) in addr.iter().enumerate() {
+        low = low.min(address | idle(lane));
+        high = high.max(address & !idle(lane));
     }
     (low, high, bits)
 }
 
-/// The allocation in which the lanes of `mask` access `bytes` bytes each, if all are aligned and in one; the offset of the lowest
-/// address, that, and the highest.
+/// The words in which the lanes of `mask` access `bytes` bytes each, 1 or 2, if all are aligned and in one allocation: from that
+/// of the lowest address to that of the highest, and the address of the first word. Its index in the allocation comes second.
 #[inline(always)]
 fn narrow_span<'a>(
     memory: &View<'a>,
@@ -60,13 +71,18 @@ fn narrow_span<'a>(
     addr: &[u64; 64],
     mask: u64,
     bytes: u64,
-) -> Option<(&'a Allocation, usize, u64, u64)> {
+) -> Option<(&'a Allocation, usize, &'a [AtomicU32], u64)> {
     let (low, high, bits) = reach(addr, mask);
     if mask == 0 || bits % bytes != 0 {
         return None;
     }
     let (allocation, offset) = memory.find(low, (high - low).checked_add(bytes)?, hint)?;
-    (offset as u64 % bytes == 0).then_some((allocation, offset, low, high))
+    if offset as u64 % bytes != 0 {
+        return None;
+    }
+    let (word, start) = (offset / 4, low.wrapping_sub(offset as u64 % 4));
+    let words = allocation.words(4 * word, ((high - start) / 4) as usize + 1)?;
+    Some((allocation, word, words, start))
 }
 
 /// The words that the lanes of `mask` access, if all are aligned and in one allocation: those from the lowest to the highest address,
@@ -135,12 +151,12 @@ pub(crate) fn load_dwords<H: Host, const N: usize>(
             }
             return Ctl::Next;
         }
-        for lane in active(mask) {
+        each_lane!(mask, |lane| {
             let first = ((addr[lane] - low) / 4) as usize;
             for n in 0..N {
                 w.set_lane(dst + n as u16, lane, words[first + n].load(Relaxed));
             }
-        }
+        });
         return Ctl::Next;
     }
     for lane in 0..64 {
@@ -200,12 +216,12 @@ pub(crate) fn store_dwords<H: Host, const N: usize>(
     {
         // Of lanes at one address the last one counts.
         let mask = if words.len() == N { 1 << (63 - mask.leading_zeros()) } else { mask };
-        for lane in active(mask) {
+        each_lane!(mask, |lane| {
             let first = ((addr[lane] - low) / 4) as usize;
             for n in 0..N {
                 words[first + n].store(w.lane(src + n as u16, lane), Relaxed);
             }
-        }
+        });
         return Ctl::Next;
     }
     for lane in 0..64 {
@@ -282,19 +298,18 @@ impl Narrow {
         Narrow { bytes: (x & 0xF) as u8, signed: x >> 4 & 1 != 0, half }
     }
 
-    /// The register after the raw value `x` was loaded over `old`.
+    /// The register after `x` was loaded over `old`. What `x` has above the loaded bytes does not count.
     #[inline(always)]
     pub fn merge(self, old: u32, x: u32) -> u32 {
-        let x = match (self.bytes, self.signed) {
-            (1, true) => x as u8 as i8 as i32 as u32,
-            (2, true) => x as u16 as i16 as i32 as u32,
-            _ => x,
+        // Without branches: all lanes do the same.
+        let above = 32 - 8 * u32::from(self.bytes);
+        let x = if self.signed { ((x << above) as i32 >> above) as u32 } else { x << above >> above };
+        let (kept, up) = match self.half {
+            None => (0, 0),
+            Some(Half::Low) => (0xFFFF_0000, 0),
+            Some(Half::High) => (0xFFFF, 16),
         };
-        match self.half {
-            None => x,
-            Some(Half::Low) => old & 0xFFFF_0000 | x & 0xFFFF,
-            Some(Half::High) => old & 0xFFFF | x << 16,
-        }
+        old & kept | x << up & !kept
     }
 
     /// The value to store from a register.
@@ -302,6 +317,18 @@ impl Narrow {
     pub fn take(self, register: u32) -> u32 {
         if self.half == Some(Half::High) { register >> 16 } else { register }
     }
+}
+
+/// Puts what was loaded into the lanes of `mask`.
+#[inline(always)]
+pub(crate) fn merge_narrow(w: &mut Wave, dst: u16, mask: u64, n: Narrow, raw: &Lanes) {
+    each_chunk!(mask, |k, mask| {
+        let (mut r, old) = ([0; CHUNK], w.chunk(dst, k));
+        for l in 0..CHUNK {
+            r[l] = n.merge(old[l], raw.0[k][l]);
+        }
+        w.set_chunk(dst, k, mask, r);
+    });
 }
 
 /// Loads a byte or two per lane of `mask`.
@@ -318,27 +345,24 @@ pub(crate) fn load_narrow(
     let memory = e.memory;
     let hint = &mut e.hints[u.index as usize];
     e.read_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
-    if let Some((allocation, offset, low, high)) = narrow_span(memory, hint, addr, mask, n.bytes.into()) {
-        let load = |at| if n.bytes == 1 { allocation.load8(at) } else { allocation.load16(at) };
-        // One address, as of a field of the kernel's arguments, is read once.
-        if low == high {
-            let raw = load(offset);
-            each_chunk!(mask, |k, mask| {
-                let value = super::lanes1(w.chunk(dst, k), |old| n.merge(old, raw));
-                w.set_chunk(dst, k, mask, value);
+    if let Some((_, _, words, start)) = narrow_span(memory, hint, addr, mask, n.bytes.into()) {
+        let mut raw = Lanes::ZERO;
+        if let [word] = words {
+            // One word, as of a field of the kernel's arguments, is read once.
+            let word = word.load(Relaxed);
+            for lane in 0..64 {
+                raw.set(lane, word >> (addr[lane].wrapping_sub(start) % 4 * 8));
+            }
+        } else {
+            each_lane!(mask, |lane| {
+                let at = addr[lane] - start;
+                raw.set(lane, words[(at / 4) as usize].load(Relaxed) >> (at % 4 * 8));
             });
-            return Ctl::Next;
         }
-        for lane in active(mask) {
-            let raw = load(offset + (addr[lane] - low) as usize);
-            let value = n.merge(w.lane(dst, lane), raw);
-            w.set_lane(dst, lane, value);
-        }
+        merge_narrow(w, dst, mask, n, &raw);
         return Ctl::Next;
     }
-    let mut rest = mask;
-    while rest != 0 {
-        let lane = rest.trailing_zeros() as usize;
+    each_lane!(mask, |lane| {
         let address = addr[lane];
         let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
             return fail(e, Access::Read, address, n.bytes.into(), lane);
@@ -349,8 +373,7 @@ pub(crate) fn load_narrow(
         let raw = if n.bytes == 1 { allocation.load8(offset) } else { allocation.load16(offset) };
         let value = n.merge(w.lane(dst, lane), raw);
         w.set_lane(dst, lane, value);
-        rest &= rest - 1;
-    }
+    });
     Ctl::Next
 }
 
@@ -368,26 +391,28 @@ pub(crate) fn store_narrow(
     let memory = e.memory;
     let hint = &mut e.hints[u.index as usize];
     e.written_bytes += u64::from(mask.count_ones()) * u64::from(n.bytes);
-    if let Some((allocation, offset, low, _)) = narrow_span(memory, hint, addr, mask, n.bytes.into())
+    if let Some((allocation, first, _, start)) = narrow_span(memory, hint, addr, mask, n.bytes.into())
         && allocation.writable
     {
+        let data = w.v(src);
+        let whole = if n.bytes == 1 { 0xFF } else { 0xFFFF };
         // What neighbouring lanes write to one word is one store.
-        let (mut word, mut bits, mut value) = (offset / 4, 0, 0);
-        for lane in active(mask) {
-            let at = offset + (addr[lane] - low) as usize;
-            if at / 4 != word {
+        let (mut word, mut bits, mut value) = (first, 0, 0);
+        each_lane!(mask, |lane| {
+            let at = (addr[lane] - start) as usize;
+            if first + at / 4 != word {
                 allocation.merge(word, bits, value);
-                (word, bits) = (at / 4, 0);
+                (word, bits) = (first + at / 4, 0);
             }
             let shift = at % 4 * 8;
-            let field = if n.bytes == 1 { 0xFF } else { 0xFFFF } << shift;
-            value = value & !field | n.take(w.lane(src, lane)) << shift & field;
+            let field = whole << shift;
+            value = value & !field | n.take(data.get(lane)) << shift & field;
             bits |= field;
-        }
+        });
         allocation.merge(word, bits, value);
         return Ctl::Next;
     }
-    for lane in active(mask) {
+    each_lane!(mask, |lane| {
         let address = addr[lane];
         let Some((allocation, offset)) = memory.find(address, n.bytes.into(), hint) else {
             return fail(e, Access::Write, address, n.bytes.into(), lane);
@@ -401,7 +426,7 @@ pub(crate) fn store_narrow(
         } else {
             allocation.store16(offset, value);
         }
-    }
+    });
     Ctl::Next
 }
 
@@ -683,4 +708,40 @@ pub(crate) fn atomic(
         }
     }
     Ctl::Next
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lanes near each other, on both sides of a border of 4 GiB, and far apart; all of them, some and one.
+    #[test]
+    fn reach_is_that_of_the_active_lanes() {
+        for (base, step) in
+            [(0x1000_0000_0040, 4), (0x1000_FFFF_FFF0, 1), (0x1000_FFFF_FF80, 2), (64, 0x1_2345_6788)]
+        {
+            let addr: [u64; 64] = std::array::from_fn(|lane| base + (lane as u64 * 37 % 64) * step);
+            for mask in [!0, 1, 1 << 63, 0xF0F0_0000_1234_0008, 0x8000_0000_0000_0001] {
+                let active = || (0..64).filter(|lane| mask >> lane & 1 != 0).map(|lane| addr[lane]);
+                let (low, high, bits) = reach(&addr, mask);
+                assert_eq!(Some(low), active().min());
+                assert_eq!(Some(high), active().max());
+                let all = active().fold(0, |bits, a| bits | a ^ low);
+                assert_eq!(bits, all);
+            }
+        }
+    }
+
+    #[test]
+    fn narrow_values_in_registers() {
+        let merged = |name: &str, x: u32| Narrow::of(name).map(|n| n.merge(0x1122_3344, x));
+        // Bytes behind the loaded ones come along.
+        assert_eq!(merged("GLOBAL_LOAD_UBYTE", 0x5566_77F8), Some(0xF8));
+        assert_eq!(merged("GLOBAL_LOAD_SBYTE", 0x5566_77F8), Some(0xFFFF_FFF8));
+        assert_eq!(merged("GLOBAL_LOAD_USHORT", 0x5566_F788), Some(0xF788));
+        assert_eq!(merged("GLOBAL_LOAD_SSHORT", 0x5566_F788), Some(0xFFFF_F788));
+        assert_eq!(merged("GLOBAL_LOAD_SBYTE_D16", 0x5566_77F8), Some(0x1122_FFF8));
+        assert_eq!(merged("GLOBAL_LOAD_UBYTE_D16_HI", 0x5566_77F8), Some(0x00F8_3344));
+        assert_eq!(merged("GLOBAL_LOAD_SHORT_D16_HI", 0x5566_F788), Some(0xF788_3344));
+    }
 }

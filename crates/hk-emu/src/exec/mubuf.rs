@@ -5,7 +5,7 @@ use super::mem::{self, Atomic, Narrow};
 use super::{Ctl, Env, Handler, Host, Level, Uop, flat, levels};
 use crate::fault::{Access, Problem};
 use crate::isa::{Flags, Inst, Op};
-use crate::wave::Wave;
+use crate::wave::{Lanes, Wave};
 
 /// Bits of `Uop::mask_in`.
 const OFFEN: u16 = 1;
@@ -117,8 +117,11 @@ fn zero_lanes(w: &mut Wave, dst: u16, n: usize, lanes: u64) {
 fn load_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
     let (addr, valid) = addresses(w, e, u, 4 * N as u64, 0);
-    if exec & !valid == 0 && (N == 1 || !swizzled(w, u)) {
-        return mem::load_dwords::<H, N>(w, e, u, &addr, exec, u.d);
+    if N == 1 || exec & !valid == 0 && !swizzled(w, u) {
+        if exec & !valid != 0 {
+            zero_lanes(w, u.d, N, exec & !valid);
+        }
+        return mem::load_dwords::<H, N>(w, e, u, &addr, exec & valid, u.d);
     }
     // All addresses before the destination, which may hold them, is written.
     for (n, (addr, valid)) in each_dword::<N>(w, e, u).iter().enumerate() {
@@ -144,8 +147,8 @@ fn each_dword<const N: usize>(w: &Wave, e: &Env<'_>, u: &Uop) -> [([u64; 64], u6
 fn store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let exec = w.exec();
     let (addr, valid) = addresses(w, e, u, 4 * N as u64, 0);
-    if exec & !valid == 0 && (N == 1 || !swizzled(w, u)) {
-        return mem::store_dwords::<H, N>(w, e, u, &addr, exec, u.c);
+    if N == 1 || exec & !valid == 0 && !swizzled(w, u) {
+        return mem::store_dwords::<H, N>(w, e, u, &addr, exec & valid, u.c);
     }
     for (n, (addr, valid)) in each_dword::<N>(w, e, u).iter().enumerate() {
         let ctl = mem::store_dwords::<H, 1>(w, e, u, addr, exec & valid, u.c + n as u16);
@@ -157,21 +160,22 @@ fn store_body<H: Host, const N: usize>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -
 }
 levels!(buffer_store = store_body[N: usize]);
 
-fn load_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+#[inline(always)]
+fn load_narrow_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (exec, n) = (w.exec(), Narrow::unpack(u.extra));
     let (addr, valid) = addresses(w, e, u, n.bytes.into(), 0);
-    for lane in (0..64).filter(|lane| exec & !valid & 1 << lane != 0) {
-        let value = n.merge(w.lane(u.d, lane), 0);
-        w.set_lane(u.d, lane, value);
-    }
+    mem::merge_narrow(w, u.d, exec & !valid, n, &Lanes::ZERO);
     mem::load_narrow(w, e, u, &addr, exec & valid, u.d, n)
 }
+levels!(load_narrow = load_narrow_body);
 
-fn store_narrow(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
+#[inline(always)]
+fn store_narrow_body<H: Host>(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (exec, n) = (w.exec(), Narrow::unpack(u.extra));
     let (addr, valid) = addresses(w, e, u, n.bytes.into(), 0);
     mem::store_narrow(w, e, u, &addr, exec & valid, u.c, n)
 }
+levels!(store_narrow = store_narrow_body);
 
 fn atomic(w: &mut Wave, e: &mut Env<'_>, u: &Uop) -> Ctl {
     let (exec, atomic) = (w.exec(), Atomic::unpack(u.extra));
@@ -377,7 +381,7 @@ pub(crate) fn handler(op: Op, flags: Flags, returns: bool, level: Level, extra: 
             *extra |= 1 << 31;
             return Some(load_lds);
         }
-        return Some(if load { load_narrow } else { store_narrow });
+        return Some(if load { load_narrow(level) } else { store_narrow(level) });
     };
     *extra = n;
     Some(match (lds, load, n) {

@@ -333,8 +333,11 @@ wide_ops! {
 
 /// `v_mad_u64_u32`, `v_mad_i64_i32`: a wide result and a carry mask.
 #[inline(always)]
-fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uop) -> Ctl {
-    let saturates = u.extra & MAD_SATURATES != 0;
+fn mad64_body<H: Host, const SIGNED: bool, const SATURATES: bool>(
+    w: &mut Wave,
+    _: &mut Env<'_>,
+    u: &Uop,
+) -> Ctl {
     let mut out = 0;
     each_light_chunk!(H::MASKS, w.exec(), |k, mask| {
         let (a, b, c) = (w.chunk(u.a, k), w.chunk(u.b, k), wide_source(w, u.c, k, 2));
@@ -353,7 +356,7 @@ fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uo
                 (true, false) => i64::MAX as u64,
                 (true, true) => i64::MIN as u64,
             };
-            r[l] = if carry && saturates { limit } else { sum };
+            r[l] = if carry && SATURATES { limit } else { sum };
             carries[l] = if carry { !0 } else { 0 };
         }
         set_wide::<H>(w, u.d, k, mask, r, 2);
@@ -362,9 +365,7 @@ fn mad64_body<H: Host, const SIGNED: bool>(w: &mut Wave, _: &mut Env<'_>, u: &Uo
     w.set_s64(u.mask_out as usize, out);
     Ctl::Next
 }
-levels!(mad64 = mad64_body[SIGNED: bool]);
-
-const MAD_SATURATES: u32 = 1;
+levels!(mad64 = mad64_body[SIGNED: bool, SATURATES: bool]);
 
 /// `v_qsad_pk_u16_u8`, `v_mqsad_pk_u16_u8`, `v_mqsad_u32_u8`: sums of absolute differences of four windows of the
 /// first source, a byte apart, and the second one. `extra`: zero bytes of the second count nothing, sums have 32 bits,
@@ -409,11 +410,8 @@ pub(crate) fn saturating(op: Op, level: Level, extra: &mut u32) -> Option<Handle
             *extra |= QSAD_SATURATES;
             run
         }
-        Op::V_MAD_U64_U32 | Op::V_MAD_I64_I32 => {
-            let run = handler(op, level, extra);
-            *extra |= MAD_SATURATES;
-            run
-        }
+        Op::V_MAD_U64_U32 => Some(mad64::<false, true>(level)),
+        Op::V_MAD_I64_I32 => Some(mad64::<true, true>(level)),
         Op::V_ADD_CO_U32 | Op::V_ADDC_CO_U32 => {
             *extra = super::lanes::CARRY_TO_MAX;
             carries(op, level)
@@ -792,8 +790,8 @@ pub(crate) fn handler(op: Op, level: Level, extra: &mut u32) -> Option<Handler> 
     };
     match op {
         Op::V_NOP | Op::V_CLREXCP => Some(nop),
-        Op::V_MAD_U64_U32 => with(0, mad64::<false>(level)),
-        Op::V_MAD_I64_I32 => with(0, mad64::<true>(level)),
+        Op::V_MAD_U64_U32 => Some(mad64::<false, false>(level)),
+        Op::V_MAD_I64_I32 => Some(mad64::<true, false>(level)),
         Op::V_READLANE_B32 => Some(readlane),
         Op::V_READFIRSTLANE_B32 => Some(readfirstlane),
         Op::V_WRITELANE_B32 => Some(writelane),

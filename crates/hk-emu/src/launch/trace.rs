@@ -70,7 +70,7 @@ impl Worker<'_, '_> {
             lds: &mut group.lds,
             group: &group.info,
             interrupt: launch.interrupt,
-            hits: &mut self.tally.hits,
+            rises: &mut self.tally.rises,
             hints: &mut self.hints,
             read_bytes: 0,
             written_bytes: 0,

@@ -264,7 +264,7 @@ impl Case<'_> {
             lds: &mut state.lds,
             group: &group,
             interrupt: None,
-            hits: &mut vec![0; n],
+            rises: &mut vec![0; n + 1],
             hints: &mut vec![0; n],
             read_bytes: 0,
             written_bytes: 0,

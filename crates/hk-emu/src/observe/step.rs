@@ -9,6 +9,9 @@ use crate::wave::Wave;
 
 /// Sees every instruction of a wave. What it returns ends the launch.
 pub(crate) trait Watch {
+    /// Sees each instruction; else, of a run of instructions that others cannot see, the first before and the last after it.
+    const EACH: bool = true;
+
     /// Before an instruction runs.
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>>;
     /// After it ran without a fault.
@@ -16,6 +19,8 @@ pub(crate) trait Watch {
 }
 
 impl<W: Watch> Watch for &mut W {
+    const EACH: bool = W::EACH;
+
     #[inline(always)]
     fn before(&mut self, w: &Wave, e: &Env<'_>, u: &Uop) -> Result<(), Box<Finding>> {
         (**self).before(w, e, u)
@@ -30,6 +35,8 @@ impl<W: Watch> Watch for &mut W {
 pub(crate) struct Unwatched;
 
 impl Watch for Unwatched {
+    const EACH: bool = false;
+
     #[inline(always)]
     fn before(&mut self, _: &Wave, _: &Env<'_>, _: &Uop) -> Result<(), Box<Finding>> {
         Ok(())

@@ -253,7 +253,7 @@ impl Uninit {
                 group: e.group,
                 // The wave itself interrupts the host.
                 interrupt: None,
-                hits: &mut [],
+                rises: &mut [],
                 hints: &mut self.hints,
                 read_bytes: 0,
                 written_bytes: 0,
