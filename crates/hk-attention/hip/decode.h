@@ -1087,19 +1087,14 @@ class Decode {
         return {p, split, (first + row.query) * p.heads + row.head};
     }
 
-    /// Stores a thread's columns of a row, merged from `count` parts: `sums(s)` and `acc(s, pass)`.
-    template <int kAhead>
-    HK_FN void store_row(const Params &p, const Row &row, u32 count, auto sums, auto acc) const {
-        const auto merged = merged_row<kAhead>(count, sink_of(p, row.head), sums);
+    /// Stores a thread's columns of a row, `y(pass)`, and what `lse()` is.
+    HK_FN void store_row(const Params &p, const Row &row, auto y, auto lse) const {
         const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
         const bool packed = p.sequences.q_starts != 0;
         const u64 out = row_address(p.out, split_, packed, row.query, row.head);
-        each_run(p, [&](u32 col, int pass) {
-            const Vec<float, 4> y = merged.merged([&](u32 s) { return acc(s, pass); });
-            store_columns<T>(p, out, col, y * inverse);
-        });
+        each_run(p, [&](u32 col, int pass) { store_columns<T>(p, out, col, y(pass) * inverse); });
         if (p.lse.data && thread_place() == 0)
-            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, split_, packed, row.query, row.head)) = merged.lse();
+            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, split_, packed, row.query, row.head)) = lse();
     }
     HK_FN static void each_run(const Params &p, auto f) {
 #pragma unroll
@@ -1138,8 +1133,12 @@ class Decode {
                 for (int pass = 0; pass < kPasses; ++pass) all.o[i][pass] *= value_scale;
                 if (!of.valid) continue;
                 if (alone) {
-                    store_row<1>(
-                        p, of, 1, [&](u32) { return all.sums[i]; }, [&](u32, int pass) { return all.o[i][pass]; });
+                    const auto sums = [&](u32) { return all.sums[i]; };
+                    const auto one = MergedRow::of<1>(1, sink_of(p, of.head), sums);
+                    const auto merged = sum_of_parts<kPasses, 1>(
+                        1, sums, [&](Vec<float, 2> sums) { return one.factor(sums); },
+                        [&](u32, int pass) { return all.o[i][pass]; });
+                    store_row(p, of, [&](int pass) { return merged.of[pass]; }, [&] { return one.lse(); });
                 } else {
                     const Partial to = partial(p, split_.split, of);
                     each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
@@ -1158,29 +1157,37 @@ class Decode {
     }
 
   private:
-    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, for all that reads them again.
+    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place.
     HK_FN void merge_parts(const Params &p, u32 first_row) const {
-        constexpr u32 kStep = kThreads / kDim, kAhead = 4;
-        const u32 own = hk::thread_x() % kDim;
+        const u32 own = hk::thread_x() % kDim, parts = split_.parts, place = thread_place();
         const Row of_sums = row(p, first_row + own);
-        for (u32 first = hk::thread_x() / kDim; first < split_.parts; first += kAhead * kStep) {
-            Vec<float, 2> sums[kAhead];
+        copy_parts(
+            hk::thread_x() / kDim, kThreads / kDim, parts,
+            [&](u32 s) { return of_sums.valid ? partial(p, s, of_sums).sums(p) : Vec<float, 2>(0.0f); },
+            [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
+        hk::block_barrier();
+        SharedRow<kMostParts, kDim> rows[kRowsOfThread];
 #pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) {
-                const u32 s = first + i * kStep, most = split_.parts - 1;
-                sums[i] = of_sums.valid ? partial(p, s < most ? s : most, of_sums).sums(p) : Vec<float, 2>(0.0f);
-            }
-#pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) lds_.parts[first + i * kStep][own] = sums[i];
+        for (u32 i = 0; i < kRowsOfThread; ++i) {
+            const Row of = row(p, first_row + thread_row(i));
+            rows[i] = {parts, of.valid ? sink_of(p, of.head) : kMinusInf, place,
+                       [&](u32 s) { return lds_.parts[s][thread_row(i)]; }};
         }
+        hk::block_barrier();
+#pragma unroll
+        for (u32 i = 0; i < kRowsOfThread; ++i)
+            rows[i].put(parts, place, [&](u32 s, float factor) { lds_.parts[s][thread_row(i)][0] = factor; });
         hk::block_barrier();
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
             const Row of = row(p, first_row + thread_row(i));
             if (!of.valid) continue;
-            store_row<16>(
-                p, of, split_.parts, [&](u32 s) { return lds_.parts[s][thread_row(i)]; },
-                [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(thread_place(), pass * 4)); });
+            const auto merged = sum_of_parts < kPasses,
+                       kPasses<16 ? 16 / kPasses : 1>(
+                           parts, [&](u32 s) { return lds_.parts[s][thread_row(i)][0]; },
+                           [](float factor) { return factor; },
+                           [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(place, pass * 4)); });
+            store_row(p, of, [&](int pass) { return merged.of[pass]; }, [&] { return rows[i].lse(); });
         }
     }
 };

@@ -10,79 +10,120 @@
 
 namespace attention {
 
-/// Calls `use(load(s))` for s < count in ascending order, with kAhead loads in flight.
+/// Calls `use(load(s), true)` for s < count in ascending order, with kAhead loads in flight; past the last one it gets that again, and false.
+/// `use` does not branch: compilers move a load to the branch that uses it, and then the loads wait for each other.
 template <int kAhead>
 HK_FN void each_part(u32 count, auto load, auto use) {
     for (u32 first = 0; first < count; first += kAhead) {
         decltype(load(0u)) values[kAhead];
 #pragma unroll
         for (u32 i = 0; i < kAhead; ++i) values[i] = load(first + i < count ? first + i : count - 1);
+        hk::sched_barrier();
 #pragma unroll
-        for (u32 i = 0; i < kAhead; ++i) {
-            if (first + i < count) use(values[i]);
-        }
+        for (u32 i = 0; i < kAhead; ++i) use(values[i], first + i < count);
     }
 }
 
-/// A row of `count` parts. `sums(s)`: the base of part s, in units of log2, and its sum of exponentials.
-template <int kAhead, class Sums>
+/// Of parts first, first + step and so on below `count`: store(s, load(s)), with four loads in flight. Past the last part `store` gets that again.
+HK_FN void copy_parts(u32 first, u32 step, u32 count, auto load, auto store) {
+    constexpr u32 kAhead = 4;
+    for (u32 s = first; s < count; s += kAhead * step) {
+        decltype(load(0u)) values[kAhead];
+#pragma unroll
+        for (u32 i = 0; i < kAhead; ++i) values[i] = load(s + i * step < count ? s + i * step : count - 1);
+#pragma unroll
+        for (u32 i = 0; i < kAhead; ++i) store(s + i * step, values[i]);
+    }
+}
+
+template <int kRuns>
+struct FourColumns {
+    Vec<float, 4> of[kRuns];
+};
+/// Runs of four columns: the sum of factor(of(s)) acc(s, run), in ascending order, with the loads of kParts parts in flight. A factor of 0
+/// adds nothing, whatever acc is: parts without a visible key have no sums of values.
+template <int kRuns, int kParts>
+HK_FN FourColumns<kRuns> sum_of_parts(u32 count, auto of, auto factor, auto acc) {
+    struct Part {
+        decltype(of(0u)) of;
+        Vec<float, 4> acc[kRuns];
+    };
+    FourColumns<kRuns> sum = {};
+    each_part<kParts>(
+        count,
+        [&](u32 s) {
+            Part part = {of(s), {}};
+#pragma unroll
+            for (int run = 0; run < kRuns; ++run) part.acc[run] = acc(s, run);
+            return part;
+        },
+        [&](const Part &part, bool there) {
+            const float weight = there ? factor(part.of) : 0.0f;
+#pragma unroll
+            for (int run = 0; run < kRuns; ++run) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sum.of[run][i] += (weight != 0.0f ? part.acc[run][i] : 0.0f) * weight;
+            }
+        });
+    return sum;
+}
+
+/// A row of `count` parts.
 class MergedRow {
-    u32 count_;
-    Sums sums_;
     float base_, total_;
 
   public:
-    /// `sink`, in natural units: one more score, without a value; -inf: none.
-    HK_FN MergedRow(u32 count, float sink, Sums sums) : count_(count), sums_(sums) {
+    MergedRow() = default;
+    /// `sink`, in natural units: one more score, without a value; -inf: none. `sums(s)`: the base of part s, in units of log2, and its sum
+    /// of exponentials; kAhead of them are in flight.
+    template <int kAhead>
+    HK_FN static MergedRow of(u32 count, float sink, auto sums) {
+        MergedRow row;
         sink *= kLog2E;
         float most = sink;
-        each_part<kAhead>(count, sums, [&](Vec<float, 2> part) { most = __builtin_fmaxf(most, part[0]); });
-        base_ = most == kMinusInf ? 0.0f : most;
-        total_ = hk::exp2_fast(sink - base_);
-        each_part<kAhead>(count, sums, [&](Vec<float, 2> part) {
-            total_ = __builtin_fmaf(part[1], hk::exp2_fast(part[0] - base_), total_);
+        each_part<kAhead>(count, sums, [&](Vec<float, 2> part, bool) { most = __builtin_fmaxf(most, part[0]); });
+        row.base_ = most == kMinusInf ? 0.0f : most;
+        row.total_ = hk::exp2_fast(sink - row.base_);
+        each_part<kAhead>(count, sums, [&](Vec<float, 2> part, bool there) {
+            const float sum = __builtin_fmaf(part[1], hk::exp2_fast(part[0] - row.base_), row.total_);
+            row.total_ = there ? sum : row.total_;
         });
+        return row;
     }
-
-    template <int kRuns>
-    struct Runs {
-        Vec<float, 4> of[kRuns];
-    };
-    /// Runs of four columns. `acc(s, run)`: those of part s. Loads of kParts parts are in flight.
-    template <int kRuns, int kParts>
-    HK_FN Runs<kRuns> runs(auto acc) const {
-        struct Part {
-            Vec<float, 2> sums;
-            Vec<float, 4> acc[kRuns];
-        };
-        Runs<kRuns> sum = {};
-        each_part<kParts>(
-            count_,
-            [&](u32 s) {
-                Part part = {sums_(s), {}};
-#pragma unroll
-                for (int run = 0; run < kRuns; ++run) part.acc[run] = acc(s, run);
-                return part;
-            },
-            [&](const Part &part) {
-                const float weight = hk::exp2_fast(part.sums[0] - base_);
-                // Parts without a visible key have no sums of values. One whose scores are NaN weighs nothing, and makes the total NaN.
-                if (weight == 0.0f && total_ == total_) return;
-#pragma unroll
-                for (int run = 0; run < kRuns; ++run) sum.of[run] += part.acc[run] * (weight / total_);
-            });
-        return sum;
-    }
-    /// Four columns. `acc(s)`: those of part s.
-    HK_FN Vec<float, 4> merged(auto acc) const {
-        return runs<1, kAhead>([&](u32 s, int) { return acc(s); }).of[0];
+    /// w / total of a part. One whose scores are NaN weighs nothing, and makes the total NaN.
+    HK_FN float factor(Vec<float, 2> sums) const {
+        const float weight = hk::exp2_fast(sums[0] - base_);
+        return weight == 0.0f && total_ == total_ ? 0.0f : weight / total_;
     }
     HK_FN float lse() const { return total_ == 0.0f ? kMinusInf : (base_ + hk::log2_fast(total_)) * kLn2; }
 };
-template <int kAhead, class Sums>
-HK_FN MergedRow<kAhead, Sums> merged_row(u32 count, float sink, Sums sums) {
-    return {count, sink, sums};
-}
+
+/// A row whose kPlaces threads find the factors of its parts, kMost at most, together: their sums are in LDS, and factors replace them.
+template <u32 kMost, u32 kPlaces>
+class SharedRow {
+    static_assert(kMost % kPlaces == 0);
+    MergedRow row_;
+    float own_[kMost / kPlaces];
+
+  public:
+    SharedRow() = default;
+    /// `sums(s)` reads those of part s.
+    HK_FN SharedRow(u32 count, float sink, u32 place, auto sums) : row_(MergedRow::of<16>(count, sink, sums)) {
+#pragma unroll
+        for (u32 i = 0; i < kMost / kPlaces; ++i) {
+            const u32 s = i * kPlaces + place;
+            if (i * kPlaces < count) own_[i] = row_.factor(sums(s < count ? s : count - 1));
+        }
+    }
+    /// `store(s, factor)`, behind a barrier and in front of another.
+    HK_FN void put(u32 count, u32 place, auto store) const {
+#pragma unroll
+        for (u32 i = 0; i < kMost / kPlaces; ++i) {
+            if (const u32 s = i * kPlaces + place; s < count) store(s, own_[i]);
+        }
+    }
+    HK_FN float lse() const { return row_.lse(); }
+};
 
 /// The sink of a head, -inf without one.
 HK_FN float sink_of(const Params &p, u32 head) {

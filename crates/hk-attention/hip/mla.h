@@ -1140,11 +1140,13 @@ class Decode {
             hk::block_barrier();
             const u32 at = hk::thread_x() / kPlaces;
             const Row own = row_of(work_.first + first + at);
-            const auto merged = merged_row<kAhead>(parts, kMinusInf, [&](u32 s) { return lds_.parts[s][at]; });
+            const auto sums = [&](u32 s) { return lds_.parts[s][at]; };
+            const auto merged = MergedRow::of<kAhead>(parts, kMinusInf, sums);
             if (own.there) {
                 const u64 row = row_address(p.out, work_, packed, own.query, own.head);
                 const auto column = [&](int run) { return (run * kPlaces + place) * 4; };
-                const auto y = merged.template runs<kRuns, 2>(
+                const auto y = sum_of_parts<kRuns, 2>(
+                    parts, sums, [&](Vec<float, 2> of) { return merged.factor(of); },
                     [&](u32 s, int run) { return partial(s, own).load(p, column(run)); });
 #pragma unroll
                 for (int run = 0; run < kRuns; ++run) store_run<4>(p, row, column(run), y.of[run]);

@@ -3,6 +3,7 @@
 
 #include <hk/arch.h>
 #include <hk/block.h>
+#include <hk/fence.h>
 #include <hk/global.h>
 
 namespace attention {
@@ -12,7 +13,7 @@ namespace attention {
 /// LDS.
 HK_FN bool last_to_arrive(GlobalPtr<u32> counter, u32 blocks, u32 &last) {
     // Each wave's stores are visible to the device before the barrier, and so before the atomic operation.
-    __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_DEVICE);
+    hk::release_to_device();
     hk::block_barrier();
     if (hk::thread_x() == 0) {
         const u32 before = __scoped_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
@@ -21,7 +22,7 @@ HK_FN bool last_to_arrive(GlobalPtr<u32> counter, u32 blocks, u32 &last) {
     }
     hk::block_barrier();
     const bool is_last = last != 0;
-    if (is_last) __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_DEVICE);
+    if (is_last) hk::acquire_from_device();
     return is_last;
 }
 
