@@ -645,6 +645,13 @@ class Decode {
                             if (t * kDim + offset / 4 + i < skip) scales.v[t][run][i] = 0.0f;
                         }
                     }
+                    if constexpr (kOwn > 1) {
+                        // There a window has the whole of a load or nothing.
+#pragma unroll
+                        for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                            if (offset / 4 + i > windows.part[t].after) scales.v[t][run][i] = 0.0f;
+                        }
+                    }
                 }
             }
         }
@@ -1169,6 +1176,8 @@ class Decode {
         SharedRow<kMostParts, kDim> rows[kRowsOfThread];
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
+            // Uniform: the first of the threads' rows.
+            if (i > 0 && first_row + i * (kThreads / kDim) >= rows_used(p)) continue;
             const Row of = row(p, first_row + thread_row(i));
             rows[i] = {parts, of.valid ? sink_of(p, of.head) : kMinusInf, place,
                        [&](u32 s) { return lds_.parts[s][thread_row(i)]; }};
