@@ -1195,7 +1195,10 @@ class Decode {
                        kPasses<16 ? 16 / kPasses : 1>(
                            parts, [&](u32 s) { return lds_.parts[s][thread_row(i)][0]; },
                            [](float factor) { return factor; },
-                           [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(place, pass * 4)); });
+                           [&](u32 s, int pass) {
+                               const u32 col = value_column(place, pass * 4);
+                               return partial(p, s, of).load(p, col < p.dv ? col : 0);
+                           });
             store_row(p, of, [&](int pass) { return merged.of[pass]; }, [&] { return rows[i].lse(); });
         }
     }
