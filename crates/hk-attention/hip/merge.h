@@ -62,7 +62,8 @@ HK_FN FourColumns<kRuns> sum_of_parts(u32 count, auto of, auto factor, auto acc)
 #pragma unroll
             for (int run = 0; run < kRuns; ++run) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum.of[run][i] += (weight != 0.0f ? part.acc[run][i] : 0.0f) * weight;
+                for (int i = 0; i < 4; ++i)
+                    sum.of[run][i] = __builtin_fmaf(weight != 0.0f ? part.acc[run][i] : 0.0f, weight, sum.of[run][i]);
             }
         });
     return sum;
