@@ -645,6 +645,13 @@ class Decode {
                             if (t * kDim + offset / 4 + i < skip) scales.v[t][run][i] = 0.0f;
                         }
                     }
+                    if constexpr (kOwn > 1) {
+                        // There a window has the whole of a load or nothing.
+#pragma unroll
+                        for (u32 i = 0; i < hk::kMmaRows; ++i) {
+                            if (offset / 4 + i > windows.part[t].after) scales.v[t][run][i] = 0.0f;
+                        }
+                    }
                 }
             }
         }
@@ -1166,27 +1173,35 @@ class Decode {
             [&](u32 s) { return of_sums.valid ? partial(p, s, of_sums).sums(p) : Vec<float, 2>(0.0f); },
             [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
         hk::block_barrier();
+        // Uniform: the first of the threads' rows decides.
+        const auto used = [&](u32 i) { return i == 0 || first_row + i * (kThreads / kDim) < rows_used(p); };
         SharedRow<kMostParts, kDim> rows[kRowsOfThread];
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
+            if (!used(i)) continue;
             const Row of = row(p, first_row + thread_row(i));
             rows[i] = {parts, of.valid ? sink_of(p, of.head) : kMinusInf, place,
                        [&](u32 s) { return lds_.parts[s][thread_row(i)]; }};
         }
         hk::block_barrier();
 #pragma unroll
-        for (u32 i = 0; i < kRowsOfThread; ++i)
+        for (u32 i = 0; i < kRowsOfThread; ++i) {
+            if (!used(i)) continue;
             rows[i].put(parts, place, [&](u32 s, float factor) { lds_.parts[s][thread_row(i)][0] = factor; });
+        }
         hk::block_barrier();
+        constexpr int kPartsAhead = kPasses < 16 ? 16 / kPasses : 1;
 #pragma unroll
         for (u32 i = 0; i < kRowsOfThread; ++i) {
             const Row of = row(p, first_row + thread_row(i));
             if (!of.valid) continue;
-            const auto merged = sum_of_parts < kPasses,
-                       kPasses<16 ? 16 / kPasses : 1>(
-                           parts, [&](u32 s) { return lds_.parts[s][thread_row(i)][0]; },
-                           [](float factor) { return factor; },
-                           [&](u32 s, int pass) { return partial(p, s, of).load(p, value_column(place, pass * 4)); });
+            const auto factor = [&](u32 s) { return lds_.parts[s][thread_row(i)][0]; };
+            const auto merged = sum_of_parts<kPasses, kPartsAhead>(
+                parts, factor, [](float factor) { return factor; },
+                [&](u32 s, int pass) {
+                    const u32 col = value_column(place, pass * 4);
+                    return partial(p, s, of).load(p, col < p.dv ? col : 0);
+                });
             store_row(p, of, [&](int pass) { return merged.of[pass]; }, [&] { return rows[i].lse(); });
         }
     }

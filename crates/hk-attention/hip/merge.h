@@ -10,6 +10,13 @@
 
 namespace attention {
 
+/// As instructions make it: a row of NaN has the same bits with splits and without.
+#if defined(HK_AMD)
+constexpr float kNan = __builtin_nanf("");
+#else
+constexpr float kNan = __builtin_nanf("0x3fffff");
+#endif
+
 /// Calls `use(load(s), true)` for s < count in ascending order, with kAhead loads in flight; past the last one it gets that again, and false.
 /// `use` does not branch: compilers move a load to the branch that uses it, and then the loads wait for each other.
 template <int kAhead>
@@ -62,7 +69,8 @@ HK_FN FourColumns<kRuns> sum_of_parts(u32 count, auto of, auto factor, auto acc)
 #pragma unroll
             for (int run = 0; run < kRuns; ++run) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum.of[run][i] += (weight != 0.0f ? part.acc[run][i] : 0.0f) * weight;
+                for (int i = 0; i < 4; ++i)
+                    sum.of[run][i] = __builtin_fmaf(weight != 0.0f ? part.acc[run][i] : 0.0f, weight, sum.of[run][i]);
             }
         });
     return sum;

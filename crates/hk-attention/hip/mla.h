@@ -1094,7 +1094,7 @@ class Decode {
         const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
         // Uniform: else the compiler selects between addresses, one of them in scratch.
         const bool partial = p_.tickets ? hk::uniform(split_.parts) > 1 : p.splits.count > 1;
-        const float nan = __builtin_nanf(""), value_scale = p.cache.k.scale(0, 0);
+        const float value_scale = p.cache.k.scale(0, 0);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
             const Row &own = own_[r];
@@ -1103,11 +1103,11 @@ class Decode {
                 if (!own.there) continue;
                 const Partial to = partial_of(p, work_, own.query, own.head);
                 each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { to.store<N>(p, col, y * value_scale); });
-                if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, nan} : of_row);
+                if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, kNan} : of_row);
                 continue;
             }
             auto [factor, lse] = finish_row(sums(r));
-            if (work_.poison) factor = nan, lse = nan;
+            if (work_.poison) factor = kNan, lse = kNan;
             if (!own.there) continue;
             const u64 row = row_address(p.out, work_, packed, own.query, own.head);
             // As merges do it, so that the bits are the same.

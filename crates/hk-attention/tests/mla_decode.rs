@@ -9,7 +9,7 @@ use hk_attention::{
 };
 use hk_core::plan::rope::RopeStyle;
 use hk_core::registry::{Described as _, HostTensor, Scalar};
-use hk_core::{DType, DeviceBuffer, Float, Result, bf16};
+use hk_core::{DType, DeviceBuffer, Result, bf16};
 use hk_testkit::{self as kit, Fill, Gpu, Place, Refusals, Tensor, kind};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -522,13 +522,9 @@ impl Memory {
     }
 }
 
-/// The same bits; NaN meets NaN, which parts have other bits of.
 #[track_caller]
-fn assert_bits<T: Float>(got: &[T], want: &[T]) {
-    let bits = |of: &[T]| -> Vec<Option<u64>> {
-        of.iter().map(|x| x.to_f64()).map(|x| (!x.is_nan()).then_some(x.to_bits())).collect()
-    };
-    assert_eq!(bits(got), bits(want));
+fn assert_bits<T: bytemuck::NoUninit>(got: &[T], want: &[T]) {
+    assert_eq!(bytemuck::cast_slice::<T, u8>(got), bytemuck::cast_slice::<T, u8>(want));
 }
 
 #[track_caller]

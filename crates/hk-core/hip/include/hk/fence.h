@@ -10,7 +10,7 @@ HK_FN void release_to_device() {
 #if defined(HK_AMD)
     __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_DEVICE);
 #else
-    // clang 22 gives every fence the scope of the system, for which a block waits several times as long.
+    // clang 22 gives every fence the scope of the system, which a wave waits about twice as long for.
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 #endif
 }
