@@ -1094,14 +1094,16 @@ class Decode {
         return {p, split, (first + row.query) * p.heads + row.head};
     }
 
-    /// Stores a thread's columns of a row, `y(pass)`, and what `lse()` is.
-    HK_FN void store_row(const Params &p, const Row &row, auto y, auto lse) const {
+    HK_FN u64 out_row(const Params &p, const HeadRows &out, const Row &row) const {
+        return row_address(out, split_, p.sequences.q_starts != 0, row.query, row.head);
+    }
+    /// Stores four columns of a row's output.
+    HK_FN void store_run(const Params &p, const Row &row, u32 col, Vec<float, 4> y) const {
         const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
-        const bool packed = p.sequences.q_starts != 0;
-        const u64 out = row_address(p.out, split_, packed, row.query, row.head);
-        each_run(p, [&](u32 col, int pass) { store_columns<T>(p, out, col, y(pass) * inverse); });
-        if (p.lse.data && thread_place() == 0)
-            *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, split_, packed, row.query, row.head)) = lse();
+        store_columns<T>(p, out_row(p, p.out, row), col, y * inverse);
+    }
+    HK_FN void store_lse(const Params &p, const Row &row, float lse) const {
+        if (p.lse.data) *reinterpret_cast<GlobalPtr<float>>(out_row(p, p.lse, row)) = lse;
     }
     HK_FN static void each_run(const Params &p, auto f) {
 #pragma unroll
@@ -1145,7 +1147,8 @@ class Decode {
                     const auto merged = sum_of_parts<kPasses, 1>(
                         1, sums, [&](Vec<float, 2> sums) { return one.factor(sums); },
                         [&](u32, int pass) { return all.o[i][pass]; });
-                    store_row(p, of, [&](int pass) { return merged.of[pass]; }, [&] { return one.lse(); });
+                    each_run(p, [&](u32 col, int pass) { store_run(p, of, col, merged.of[pass]); });
+                    if (thread_place() == 0) store_lse(p, of, one.lse());
                 } else {
                     const Partial to = partial(p, split_.split, of);
                     each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
@@ -1173,36 +1176,31 @@ class Decode {
             [&](u32 s) { return of_sums.valid ? partial(p, s, of_sums).sums(p) : Vec<float, 2>(0.0f); },
             [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
         hk::block_barrier();
-        // Uniform: the first of the threads' rows decides.
-        const auto used = [&](u32 i) { return i == 0 || first_row + i * (kThreads / kDim) < rows_used(p); };
-        SharedRow<kMostParts, kDim> rows[kRowsOfThread];
-#pragma unroll
-        for (u32 i = 0; i < kRowsOfThread; ++i) {
-            if (!used(i)) continue;
-            const Row of = row(p, first_row + thread_row(i));
-            rows[i] = {parts, of.valid ? sink_of(p, of.head) : kMinusInf, place,
-                       [&](u32 s) { return lds_.parts[s][thread_row(i)]; }};
+        const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
+#pragma unroll 1
+        for (u32 i = 0; i * (kThreads / kDim) < rows; ++i) {
+            const u32 at = thread_row(i);
+            const Row of = row(p, first_row + at);
+            const float sink = of.valid ? sink_of(p, of.head) : kMinusInf;
+            const auto merged = MergedRow::of<8>(parts, sink, [&](u32 s) { return lds_.parts[s][at]; });
+            // A row's threads are lanes of one wave.
+            hk::wave_barrier();
+#pragma unroll 1
+            for (u32 s = place; s < parts; s += kDim) lds_.parts[s][at][0] = merged.factor(lds_.parts[s][at]);
+            if (of.valid && place == 0) store_lse(p, of, merged.lse());
         }
         hk::block_barrier();
-#pragma unroll
-        for (u32 i = 0; i < kRowsOfThread; ++i) {
-            if (!used(i)) continue;
-            rows[i].put(parts, place, [&](u32 s, float factor) { lds_.parts[s][thread_row(i)][0] = factor; });
-        }
-        hk::block_barrier();
-        constexpr int kPartsAhead = kPasses < 16 ? 16 / kPasses : 1;
-#pragma unroll
-        for (u32 i = 0; i < kRowsOfThread; ++i) {
-            const Row of = row(p, first_row + thread_row(i));
-            if (!of.valid) continue;
-            const auto factor = [&](u32 s) { return lds_.parts[s][thread_row(i)][0]; };
-            const auto merged = sum_of_parts<kPasses, kPartsAhead>(
-                parts, factor, [](float factor) { return factor; },
-                [&](u32 s, int pass) {
-                    const u32 col = value_column(place, pass * 4);
-                    return partial(p, s, of).load(p, col < p.dv ? col : 0);
-                });
-            store_row(p, of, [&](int pass) { return merged.of[pass]; }, [&] { return rows[i].lse(); });
+        // All threads have columns, however few rows there are: the code is cold, and each part a load.
+        constexpr u32 kRuns = kPasses * kDim;
+#pragma unroll 1
+        for (u32 at = hk::thread_x(); at < rows * kRuns; at += kThreads) {
+            const u32 r = at / kRuns, col = at % kRuns * 4;
+            const Row of = row(p, first_row + r);
+            if (!of.valid || col >= p.dv) continue;
+            const auto merged = sum_of_parts<1, 16>(
+                parts, [&](u32 s) { return lds_.parts[s][r][0]; }, [](float factor) { return factor; },
+                [&](u32 s, int) { return partial(p, s, of).load(p, col); });
+            store_run(p, of, col, merged.of[0]);
         }
     }
 };

@@ -106,33 +106,6 @@ class MergedRow {
     HK_FN float lse() const { return total_ == 0.0f ? kMinusInf : (base_ + hk::log2_fast(total_)) * kLn2; }
 };
 
-/// A row whose kPlaces threads find the factors of its parts, kMost at most, together: their sums are in LDS, and factors replace them.
-template <u32 kMost, u32 kPlaces>
-class SharedRow {
-    static_assert(kMost % kPlaces == 0);
-    MergedRow row_;
-    float own_[kMost / kPlaces];
-
-  public:
-    SharedRow() = default;
-    /// `sums(s)` reads those of part s.
-    HK_FN SharedRow(u32 count, float sink, u32 place, auto sums) : row_(MergedRow::of<16>(count, sink, sums)) {
-#pragma unroll
-        for (u32 i = 0; i < kMost / kPlaces; ++i) {
-            const u32 s = i * kPlaces + place;
-            if (i * kPlaces < count) own_[i] = row_.factor(sums(s < count ? s : count - 1));
-        }
-    }
-    /// `store(s, factor)`, behind a barrier and in front of another.
-    HK_FN void put(u32 count, u32 place, auto store) const {
-#pragma unroll
-        for (u32 i = 0; i < kMost / kPlaces; ++i) {
-            if (const u32 s = i * kPlaces + place; s < count) store(s, own_[i]);
-        }
-    }
-    HK_FN float lse() const { return row_.lse(); }
-};
-
 /// The sink of a head, -inf without one.
 HK_FN float sink_of(const Params &p, u32 head) {
     return p.scores.sink ? reinterpret_cast<GlobalPtr<const float>>(p.scores.sink)[head] : kMinusInf;
