@@ -276,7 +276,7 @@ class Decode {
                 float unit[kQueriesInLds ? kRows : 1];
             };
             Vec<float, 4> o[kWaves][kDim][kDim];
-            Vec<float, 2> parts[kMostParts][kDim];
+            Vec<float, 2> parts[kMostParts][kDim + 1];  // one more: lanes of a row read parts of different banks
         };
         u32 last;
     };
@@ -1088,10 +1088,13 @@ class Decode {
         return all;
     }
 
-    HK_FN Partial partial(const Params &p, u32 split, const Row &row) const {
+    /// The row of partial results of the sequence's first query and head.
+    HK_FN u64 first_partial(const Params &p) const {
         const bool packed = p.sequences.q_starts != 0 && !In::of(hk::reload_params(kernel_)).only_single;
-        const u64 first = packed ? split_.q_start : u64(split_.sequence) * p.sequences.sq;
-        return {p, split, (first + row.query) * p.heads + row.head};
+        return (packed ? split_.q_start : u64(split_.sequence) * p.sequences.sq) * p.heads;
+    }
+    HK_FN Partial partial(const Params &p, u32 split, const Row &row) const {
+        return {p, split, first_partial(p) + (row.query * p.heads + row.head)};
     }
 
     HK_FN u64 out_row(const Params &p, const HeadRows &out, const Row &row) const {
@@ -1169,12 +1172,17 @@ class Decode {
   private:
     /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place.
     HK_FN void merge_parts(const Params &p, u32 first_row) const {
-        const u32 own = hk::thread_x() % kDim, parts = split_.parts, place = thread_place();
-        const Row of_sums = row(p, first_row + own);
-        copy_parts(
-            hk::thread_x() / kDim, kThreads / kDim, parts,
-            [&](u32 s) { return of_sums.valid ? partial(p, s, of_sums).sums(p) : Vec<float, 2>(0.0f); },
-            [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
+        const u32 own = hk::thread_x() % kDim, parts = hk::uniform(split_.parts), place = thread_place();
+        const u64 first = first_partial(p), rows_of_split = p.splits.rows;
+        const auto index = [&](const Row &row) { return row.query * p.heads + row.head; };
+        {
+            const Row of = row(p, first_row + own);
+            const u64 sums = p.splits.sums + (first + (of.valid ? index(of) : 0)) * 8;
+            copy_parts(
+                hk::thread_x() / kDim, kThreads / kDim, parts,
+                [&](u32 s) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(sums + s * rows_of_split * 8); },
+                [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
+        }
         hk::block_barrier();
         const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
 #pragma unroll 1
@@ -1182,25 +1190,37 @@ class Decode {
             const u32 at = thread_row(i);
             const Row of = row(p, first_row + at);
             const float sink = of.valid ? sink_of(p, of.head) : kMinusInf;
-            const auto merged = MergedRow::of<8>(parts, sink, [&](u32 s) { return lds_.parts[s][at]; });
-            // A row's threads are lanes of one wave.
-            hk::wave_barrier();
-#pragma unroll 1
-            for (u32 s = place; s < parts; s += kDim) lds_.parts[s][at][0] = merged.factor(lds_.parts[s][at]);
+            const auto merged = MergedRow::together<kDim>(parts, sink, place,
+                                                          [&](u32 s) -> Vec<float, 2> & { return lds_.parts[s][at]; });
             if (of.valid && place == 0) store_lse(p, of, merged.lse());
         }
         hk::block_barrier();
-        // All threads have columns, however few rows there are: the code is cold, and each part a load.
-        constexpr u32 kRuns = kPasses * kDim;
+        // All threads have columns, however few rows there are.
+        constexpr u32 kRuns = kPasses * kDim, kAhead = 16;
+        const u32 width = (p.dv + 3) / 4 * 4;
+        const u64 stride = rows_of_split * width * 4;
 #pragma unroll 1
         for (u32 at = hk::thread_x(); at < rows * kRuns; at += kThreads) {
             const u32 r = at / kRuns, col = at % kRuns * 4;
             const Row of = row(p, first_row + r);
             if (!of.valid || col >= p.dv) continue;
-            const auto merged = sum_of_parts<1, 16>(
-                parts, [&](u32 s) { return lds_.parts[s][r][0]; }, [](float factor) { return factor; },
-                [&](u32 s, int) { return partial(p, s, of).load(p, col); });
-            store_run(p, of, col, merged.of[0]);
+            u64 part = detail::uniform_address(p.splits.acc + first * width * 4);
+            const u32 offset = (index(of) * width + col) * 4;
+            Vec<float, 4> sum = 0.0f;
+            for (u32 s = 0; s < parts; s += kAhead) {
+                Vec<float, 4> acc[kAhead];
+                float factor[kAhead];
+#pragma unroll
+                for (u32 i = 0; i < kAhead; ++i) {
+                    factor[i] = lds_.parts[s + i][r][0];
+                    acc[i] = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(part + offset);
+                    part += s + i + 1 < parts ? stride : 0;
+                }
+                hk::sched_barrier();
+#pragma unroll
+                for (u32 i = 0; i < kAhead; ++i) add_part(sum, acc[i], factor[i]);
+            }
+            store_run(p, of, col, sum);
         }
     }
 };

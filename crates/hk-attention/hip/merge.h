@@ -7,6 +7,7 @@
 #include "outputs.h"
 
 #include <hk/math.h>
+#include <hk/wave.h>
 
 namespace attention {
 
@@ -43,12 +44,17 @@ HK_FN void copy_parts(u32 first, u32 step, u32 count, auto load, auto store) {
     }
 }
 
+/// Adds the factor's share of a part. A factor of 0 adds nothing, whatever `acc` is: parts without a visible key have no sums of values.
+HK_FN void add_part(Vec<float, 4> &sum, Vec<float, 4> acc, float factor) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = __builtin_fmaf(factor != 0.0f ? acc[i] : 0.0f, factor, sum[i]);
+}
+
 template <int kRuns>
 struct FourColumns {
     Vec<float, 4> of[kRuns];
 };
-/// Runs of four columns: the sum of factor(of(s)) acc(s, run), in ascending order, with the loads of kParts parts in flight. A factor of 0
-/// adds nothing, whatever acc is: parts without a visible key have no sums of values.
+/// Runs of four columns: the sum of factor(of(s)) acc(s, run), in ascending order, with the loads of kParts parts in flight.
 template <int kRuns, int kParts>
 HK_FN FourColumns<kRuns> sum_of_parts(u32 count, auto of, auto factor, auto acc) {
     struct Part {
@@ -67,11 +73,7 @@ HK_FN FourColumns<kRuns> sum_of_parts(u32 count, auto of, auto factor, auto acc)
         [&](const Part &part, bool there) {
             const float weight = there ? factor(part.of) : 0.0f;
 #pragma unroll
-            for (int run = 0; run < kRuns; ++run) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    sum.of[run][i] = __builtin_fmaf(weight != 0.0f ? part.acc[run][i] : 0.0f, weight, sum.of[run][i]);
-            }
+            for (int run = 0; run < kRuns; ++run) add_part(sum.of[run], part.acc[run], weight);
         });
     return sum;
 }
@@ -98,12 +100,40 @@ class MergedRow {
         });
         return row;
     }
-    /// w / total of a part. One whose scores are NaN weighs nothing, and makes the total NaN.
-    HK_FN float factor(Vec<float, 2> sums) const {
-        const float weight = hk::exp2_fast(sums[0] - base_);
-        return weight == 0.0f && total_ == total_ ? 0.0f : weight / total_;
+    /// The same, found by the kPlaces lanes of a group together, all of which take part. `at(s)`: the sums of part s in LDS. Factors take
+    /// the place of bases, and 0 that of up to 15 parts that are not there, to a multiple of 16.
+    template <u32 kPlaces>
+    HK_FN static MergedRow together(u32 count, float sink, u32 place, auto at) {
+        MergedRow row;
+        sink *= kLog2E;
+        float most = sink;
+        for (u32 s = place; s < count; s += kPlaces) most = __builtin_fmaxf(most, at(s)[0]);
+        most = hk::group_reduce<kPlaces>(most, hk::Max());
+        row.base_ = most == kMinusInf ? 0.0f : most;
+        const u32 padded = (count + 15) / 16 * 16;
+        for (u32 s = place; s < padded; s += kPlaces) {
+            const Vec<float, 2> part = at(s), weighted = {hk::exp2_fast(part[0] - row.base_), part[1]};
+            at(s) = s < count ? weighted : Vec<float, 2>(0.0f);
+        }
+        hk::wave_barrier();
+        row.total_ = hk::exp2_fast(sink - row.base_);
+        for (u32 first = 0; first < count; first += 8) {
+            Vec<float, 2> parts[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) parts[i] = at(first + i);
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) row.total_ = __builtin_fmaf(parts[i][1], parts[i][0], row.total_);
+        }
+        hk::wave_barrier();
+        for (u32 s = place; s < count; s += kPlaces) at(s)[0] = row.factor_of(at(s)[0]);
+        return row;
     }
+    /// w / total of a part. One whose scores are NaN weighs nothing, and makes the total NaN.
+    HK_FN float factor(Vec<float, 2> sums) const { return factor_of(hk::exp2_fast(sums[0] - base_)); }
     HK_FN float lse() const { return total_ == 0.0f ? kMinusInf : (base_ + hk::log2_fast(total_)) * kLn2; }
+
+  private:
+    HK_FN float factor_of(float weight) const { return weight == 0.0f && total_ == total_ ? 0.0f : weight / total_; }
 };
 
 /// The sink of a head, -inf without one.
