@@ -1173,18 +1173,18 @@ class Decode {
     /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place.
     HK_FN void merge_parts(const Params &p, u32 first_row) const {
         const u32 own = hk::thread_x() % kDim, parts = hk::uniform(split_.parts), place = thread_place();
+        const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
         const u64 first = first_partial(p), rows_of_split = p.splits.rows;
         const auto index = [&](const Row &row) { return row.query * p.heads + row.head; };
         {
-            const Row of = row(p, first_row + own);
-            const u64 sums = p.splits.sums + (first + (of.valid ? index(of) : 0)) * 8;
+            // Threads without a row have another of the tile: what other tiles leave may not be there yet.
+            const u64 sums = p.splits.sums + (first + index(row(p, first_row + (own < rows ? own : 0)))) * 8;
             copy_parts(
                 hk::thread_x() / kDim, kThreads / kDim, parts,
                 [&](u32 s) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(sums + s * rows_of_split * 8); },
                 [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
         }
         hk::block_barrier();
-        const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
 #pragma unroll 1
         for (u32 i = 0; i * (kThreads / kDim) < rows; ++i) {
             const u32 at = thread_row(i);

@@ -23,7 +23,7 @@ pub(super) const KEYS_OF_BLOCK: usize = 128;
 pub(crate) struct SplitSizes {
     /// Blocks of a CU, for [`Splits::Auto`].
     pub blocks_of_cu: usize,
-    /// Fewest keys of a split, of [`Splits::Auto`].
+    /// Fewest keys of a split, of [`Splits::Auto`]; twice as many where a CU has more than one block.
     pub fewest: usize,
     /// Splits of equally many keys are multiples of this.
     pub multiple: usize,
@@ -31,10 +31,11 @@ pub(crate) struct SplitSizes {
     pub in_one_launch: usize,
 }
 
-/// Of `hip/decode.h`: two blocks of a CU are resident; on AMD parts others follow.
+/// Of `hip/decode.h`: what a block does before and after its keys, and merging more splits, take longer than more loads in flight save.
+/// docs/attention.md has the modelled and measured times.
 pub(super) fn decode_sizes(arch: Arch) -> SplitSizes {
-    let blocks_of_cu = if arch.is_amd() { 4 } else { 2 };
-    SplitSizes { blocks_of_cu, fewest: KEYS_OF_BLOCK, multiple: KEYS_OF_BLOCK, in_one_launch: 128 }
+    let blocks_of_cu = if arch.is_amd() { 1 } else { 2 };
+    SplitSizes { blocks_of_cu, fewest: 256, multiple: KEYS_OF_BLOCK, in_one_launch: 128 }
 }
 
 /// Splits begin at multiples of this.
@@ -110,8 +111,11 @@ impl Splits {
     pub(crate) fn count(self, sizes: &SplitSizes, info: &DeviceInfo, tiles: usize, keys: usize) -> usize {
         match self {
             Self::Auto => {
-                let busy = sizes.blocks_of_cu.saturating_mul(info.compute_units as usize) / tiles.max(1);
-                busy.min(keys.div_ceil(sizes.fewest)).clamp(1, MOST_AUTO)
+                let of_cu = |blocks: usize, fewest: usize| {
+                    let busy = blocks.saturating_mul(info.compute_units as usize) / tiles.max(1);
+                    busy.min(keys.div_ceil(fewest))
+                };
+                of_cu(1, sizes.fewest).max(of_cu(sizes.blocks_of_cu, 2 * sizes.fewest)).clamp(1, MOST_AUTO)
             }
             Self::Count(n) => n.min(keys.div_ceil(sizes.multiple)).max(1),
             Self::KeysPerSplit(n) => keys.div_ceil(n.max(1)).max(1),
@@ -180,10 +184,15 @@ mod tests {
         let info = Device::open("emu:gfx942").unwrap().info().clone();
         let count =
             |sequences: usize, keys| Splits::Auto.count(&decode_sizes(info.arch), &info, sequences * 8, keys);
-        assert_eq!(count(1, 131_072), 128);
-        assert_eq!(count(8, 131_072), 4 * info.compute_units as usize / 64);
+        assert_eq!(count(1, 131_072), info.compute_units as usize / 8);
+        assert_eq!(count(8, 131_072), info.compute_units as usize / 64);
         assert_eq!(count(256, 1024), 1);
-        assert_eq!(count(1, 1024), 8);
+        assert_eq!(count(1, 1024), 4);
+        // Two blocks of a CU have 512 keys each; one has 256.
+        let mut of_card = info.clone();
+        (of_card.arch, of_card.compute_units) = (Arch::Sm90a, 132);
+        let count = |keys| Splits::Auto.count(&decode_sizes(of_card.arch), &of_card, 8, keys);
+        assert_eq!([1024, 8192, 16384, 131_072].map(count), [4, 16, 32, 33]);
         assert_eq!(Splits::KeysPerSplit(256).count(&decode_sizes(info.arch), &info, 1, 1000), 4);
         assert_eq!(Splits::Count(7).count(&decode_sizes(info.arch), &info, 1, 300), 3);
     }
