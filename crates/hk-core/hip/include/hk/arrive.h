@@ -5,6 +5,7 @@
 #pragma once
 
 #include <hk/block.h>
+#include <hk/fence.h>
 #include <hk/global.h>
 #include <hk/wave.h>
 
@@ -13,7 +14,7 @@ namespace hk {
 /// Whether all `blocks` blocks have arrived, this one, `index`, included. What they have written before is visible then. At least one
 /// of them gets true. `all` is in LDS, and free again behind a barrier.
 HK_FN bool all_arrived(GlobalPtr<u64> flags, u32 index, u32 blocks, u64 mark, u32 &all) {
-    __scoped_atomic_thread_fence(__ATOMIC_RELEASE, __MEMORY_SCOPE_DEVICE);
+    release_to_device();
     block_barrier();
     if (wave_id() == 0) {
         // In one order for all blocks: of two, one sees the other's flag.
@@ -28,7 +29,7 @@ HK_FN bool all_arrived(GlobalPtr<u64> flags, u32 index, u32 blocks, u64 mark, u3
     }
     block_barrier();
     if (all == 0) return false;
-    __scoped_atomic_thread_fence(__ATOMIC_ACQUIRE, __MEMORY_SCOPE_DEVICE);
+    acquire_from_device();
     return true;
 }
 
