@@ -333,10 +333,10 @@ fn the_workspace_is_used() {
             (gpu.download(&y), gpu.download(&space))
         };
         let (y, space) = run(len);
-        // It is for whichever GEMM of these sizes needs most, on AMD targets as much as this one.
+        // It is for whichever GEMM of these sizes needs most. On AMD targets slices meet: of a group of 16 rows each, and two flags.
+        let slice = if info.arch.is_amd() { 16 * n } else { m * n };
         let written = space.iter().take_while(|x| !x.is_nan()).count();
-        assert!(written >= 2 * m * n && written.is_multiple_of(m * n), "{written} of {len}");
-        assert!(written == len || !info.arch.is_amd(), "all of it is written");
+        assert!(written >= 2 * slice, "{written} of {len}");
         assert!(space[written..].iter().all(|x| x.is_nan()));
         let (same, longer) = run(3 * len);
         kit::assert_bits(&same, &y);

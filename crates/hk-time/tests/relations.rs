@@ -433,10 +433,10 @@ fn meeting(arrival: Arrival, n: u32, merges: bool) -> Kernel {
   buffer_wbl2 sc1
   s_waitcnt vmcnt(0)
 {arrived}
-  s_cbranch_scc1 .Lend
+  s_cbranch_scc1 .Lmerged
   buffer_inv sc1
   v_add_u32 v7, 0x1000, v1
-{merge}.Lend:"
+{merge}.Lmerged:"
     );
     Kernel { grid: n, uneven: true, ..Kernel::new(body) }
 }

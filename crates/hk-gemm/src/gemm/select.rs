@@ -560,7 +560,7 @@ impl Job<'_> {
         let resident = resident as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
         let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
-        let (mut memory, mut sum, mut meet) = (0.0, rates.launch, self.meet.then_some(rates.meet));
+        let (mut memory, mut written, mut loaded) = (0.0, 0.0, 0_usize);
         for (tile, precision, n) in self.gemms(tile) {
             let (t, width) = (tile.info(), width_of(tile, precision, n));
             let bytes = precision.bytes(k);
@@ -585,20 +585,25 @@ impl Job<'_> {
             let ends = rates.ends[usize::from(tile.skinny())];
             loads.add(part, resident * (stages + ends) * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
-            // Partial sums are 4 bytes, written once and read once: by a launch of all CUs, or by the last block of each tile.
-            let written = 4.0 * splits as f64 * m as f64 * n as f64 * share;
-            sum += 2.0 * written;
-            let loaded = tile.summed_bytes(m, splits) as f64 * rates.fill;
-            meet = meet
-                .filter(|_| tile.meet(self.info, [batch, m, n], splits).is_some())
-                .map(|meet| meet + written + loaded);
+            written += 4.0 * splits as f64 * m as f64 * n as f64 * share;
+            loaded = loaded.max(tile.summed_bytes(m, splits));
         }
         let (matrix, loads) = (matrix.time(rounds), loads.time(rounds));
         // A wave per SIMD loads and multiplies in turn; others do one while it does the other. Skinny tiles multiply from registers.
         let waves = resident * tile.waves(arch) as f64 / 4.0;
         let alone = if arch.is_amd() && !tile.skinny() { matrix.min(loads) / waves } else { 0.0 };
         let busiest = (matrix.max(loads) + alone).max(memory);
-        busiest + if splits > 1 { meet.unwrap_or(sum) } else { 0.0 }
+        // Partial sums are written once and read once: by the last block of each tile, or by a launch of all CUs.
+        let meets = self.meet
+            && self.gemms(tile).all(|(tile, _, n)| tile.meet(self.info, [batch, m, n], splits).is_some());
+        let sums = if splits <= 1 {
+            0.0
+        } else if meets {
+            rates.meet + written + loaded as f64 * rates.fill
+        } else {
+            rates.launch + 2.0 * written
+        };
+        busiest + sums
     }
 
     /// The split-K that makes a tile's time shortest, and that time.
