@@ -26,6 +26,7 @@
 #include <hk/arch.h>
 #include <hk/block.h>
 #include <hk/entry.h>
+#include <hk/fence.h>
 #include <hk/global.h>
 #include <hk/math.h>
 #include <hk/mma.h>
@@ -153,7 +154,7 @@ HK_FN void atomics_performed() {
     if constexpr (hk::kWaveSize == 64)
         hk::drain_register_loads();
     else
-        __scoped_atomic_thread_fence(__ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+        hk::release_to_device();
 }
 
 /// Gradients of a block's keys, of its queries, or of its keys and, with kDq, the share of its keys in those of queries.

@@ -1154,8 +1154,8 @@ class Decode {
                     if (thread_place() == 0) store_lse(p, of, one.lse());
                 } else {
                     const Partial to = partial(p, split_.split, of);
-                    each_run(p, [&](u32 col, int pass) { to.store(p, col, all.o[i][pass]); });
-                    if (thread_place() == 0) to.store_sums(p, all.sums[i]);
+                    each_run(p, [&](u32 col, int pass) { to.store(col, all.o[i][pass]); });
+                    if (thread_place() == 0) to.store_sums(all.sums[i]);
                 }
             }
         }
@@ -1174,16 +1174,11 @@ class Decode {
     HK_FN void merge_parts(const Params &p, u32 first_row) const {
         const u32 own = hk::thread_x() % kDim, parts = hk::uniform(split_.parts), place = thread_place();
         const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
-        const u64 first = first_partial(p), rows_of_split = p.splits.rows;
-        const auto index = [&](const Row &row) { return row.query * p.heads + row.head; };
-        {
-            // Threads without a row have another of the tile: what other tiles leave may not be there yet.
-            const u64 sums = p.splits.sums + (first + index(row(p, first_row + (own < rows ? own : 0)))) * 8;
-            copy_parts(
-                hk::thread_x() / kDim, kThreads / kDim, parts,
-                [&](u32 s) { return *reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(sums + s * rows_of_split * 8); },
-                [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
-        }
+        // Threads without a row have another of the tile: what other tiles leave may not be there yet.
+        const Row of_sums = row(p, first_row + (own < rows ? own : 0));
+        copy_parts<kThreads / kDim, kMostParts>(
+            hk::thread_x() / kDim, parts, [&](u32 s) { return partial(p, s, of_sums).sums(); },
+            [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][own] = sums; });
         hk::block_barrier();
 #pragma unroll 1
         for (u32 i = 0; i * (kThreads / kDim) < rows; ++i) {
@@ -1197,15 +1192,15 @@ class Decode {
         hk::block_barrier();
         // All threads have columns, however few rows there are.
         constexpr u32 kRuns = kPasses * kDim, kAhead = 16;
-        const u32 width = (p.dv + 3) / 4 * 4;
-        const u64 stride = rows_of_split * width * 4;
+        const u64 stride = Partial::acc_bytes(p, p.splits.rows);
+        const u64 first = detail::uniform_address(p.splits.acc + Partial::acc_bytes(p, first_partial(p)));
 #pragma unroll 1
         for (u32 at = hk::thread_x(); at < rows * kRuns; at += kThreads) {
             const u32 r = at / kRuns, col = at % kRuns * 4;
             const Row of = row(p, first_row + r);
             if (!of.valid || col >= p.dv) continue;
-            u64 part = detail::uniform_address(p.splits.acc + first * width * 4);
-            const u32 offset = (index(of) * width + col) * 4;
+            const u32 offset = u32(Partial::acc_bytes(p, of.query * p.heads + of.head)) + col * 4;
+            u64 part = first;
             Vec<float, 4> sum = 0.0f;
             for (u32 s = 0; s < parts; s += kAhead) {
                 Vec<float, 4> acc[kAhead];

@@ -1,6 +1,6 @@
 // merge.h: partial results of parts of the keys, in ascending order: the same bits each time.
 //   M = max over s of m[s];  w[s] = 2^(m[s] - M);  total = sum of w l + 2^(sink - M)
-//   out = sum of (w / total) acc;  lse = ln 2 (M + log2 total)
+//   out = sum of (w (1 / total)) acc;  lse = ln 2 (M + log2 total)
 // Of one part that has keys the bits are those of a launch without parts.
 #pragma once
 
@@ -32,15 +32,18 @@ HK_FN void each_part(u32 count, auto load, auto use) {
     }
 }
 
-/// Of parts first, first + step and so on below `count`: store(s, load(s)), with four loads in flight. Past the last part `store` gets that again.
-HK_FN void copy_parts(u32 first, u32 step, u32 count, auto load, auto store) {
+/// Of parts first, first + kStep and so on below `count`: store(s, load(s)), with four loads in flight. Past the last part `store` gets
+/// that again, with numbers below kMost.
+template <u32 kStep, u32 kMost>
+HK_FN void copy_parts(u32 first, u32 count, auto load, auto store) {
     constexpr u32 kAhead = 4;
-    for (u32 s = first; s < count; s += kAhead * step) {
+    static_assert(kMost % (kAhead * kStep) == 0);
+    for (u32 s = first; s < count; s += kAhead * kStep) {
         decltype(load(0u)) values[kAhead];
 #pragma unroll
-        for (u32 i = 0; i < kAhead; ++i) values[i] = load(s + i * step < count ? s + i * step : count - 1);
+        for (u32 i = 0; i < kAhead; ++i) values[i] = load(s + i * kStep < count ? s + i * kStep : count - 1);
 #pragma unroll
-        for (u32 i = 0; i < kAhead; ++i) store(s + i * step, values[i]);
+        for (u32 i = 0; i < kAhead; ++i) store(s + i * kStep, values[i]);
     }
 }
 
@@ -80,10 +83,11 @@ HK_FN FourColumns<kRuns> sum_of_parts(u32 count, auto of, auto factor, auto acc)
 
 /// A row of `count` parts.
 class MergedRow {
-    float base_, total_;
+    float base_, total_, inverse_;
+
+    MergedRow() = default;
 
   public:
-    MergedRow() = default;
     /// `sink`, in natural units: one more score, without a value; -inf: none. `sums(s)`: the base of part s, in units of log2, and its sum
     /// of exponentials; kAhead of them are in flight.
     template <int kAhead>
@@ -98,6 +102,7 @@ class MergedRow {
             const float sum = __builtin_fmaf(part[1], hk::exp2_fast(part[0] - row.base_), row.total_);
             row.total_ = there ? sum : row.total_;
         });
+        row.invert();
         return row;
     }
     /// The same, found by the kPlaces lanes of a group together, all of which take part. `at(s)`: the sums of part s in LDS. Factors take
@@ -124,16 +129,17 @@ class MergedRow {
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) row.total_ = __builtin_fmaf(parts[i][1], parts[i][0], row.total_);
         }
+        row.invert();
         hk::wave_barrier();
-        for (u32 s = place; s < count; s += kPlaces) at(s)[0] = row.factor_of(at(s)[0]);
+        for (u32 s = place; s < count; s += kPlaces) at(s)[0] *= row.inverse_;
         return row;
     }
     /// w / total of a part. One whose scores are NaN weighs nothing, and makes the total NaN.
-    HK_FN float factor(Vec<float, 2> sums) const { return factor_of(hk::exp2_fast(sums[0] - base_)); }
+    HK_FN float factor(Vec<float, 2> sums) const { return hk::exp2_fast(sums[0] - base_) * inverse_; }
     HK_FN float lse() const { return total_ == 0.0f ? kMinusInf : (base_ + hk::log2_fast(total_)) * kLn2; }
 
   private:
-    HK_FN float factor_of(float weight) const { return weight == 0.0f && total_ == total_ ? 0.0f : weight / total_; }
+    HK_FN void invert() { inverse_ = total_ == 0.0f ? 0.0f : 1.0f / total_; }
 };
 
 /// The sink of a head, -inf without one.

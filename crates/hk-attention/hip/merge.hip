@@ -28,12 +28,11 @@ template <class T>
 HK_FN void merge_row(const Params &p, u32 count, auto part, const Work &work, bool packed, u32 query, u32 head,
                      u32 col) {
     constexpr int kAhead = 4;
-    const auto sums = [&](u32 s) { return part(s).sums(p); };
+    const auto sums = [&](u32 s) { return part(s).sums(); };
     const auto row = MergedRow::of<kAhead>(count, sink_of(p, head), sums);
     const float inverse = p.out_scale ? 1.0f / hk::load_uniform<float>(p.out_scale) : 1.0f;
     const auto y = sum_of_parts<1, kAhead>(
-        count, sums, [&](Vec<float, 2> of) { return row.factor(of); },
-        [&](u32 s, int) { return part(s).load(p, col); });
+        count, sums, [&](Vec<float, 2> of) { return row.factor(of); }, [&](u32 s, int) { return part(s).load(col); });
     store_columns<T>(p, row_address(p.out, work, packed, query, head), col, y.of[0] * inverse);
     if (p.lse.data && col == 0)
         *reinterpret_cast<GlobalPtr<float>>(row_address(p.lse, work, packed, query, head)) = row.lse();

@@ -1102,8 +1102,8 @@ class Decode {
                 const Vec<float, 2> of_row = sums(r);
                 if (!own.there) continue;
                 const Partial to = partial_of(p, work_, own.query, own.head);
-                each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { to.store<N>(p, col, y * value_scale); });
-                if (once) to.store_sums(p, work_.poison ? Vec<float, 2>{0.0f, kNan} : of_row);
+                each_run(r, [&]<int N>(u32 col, Vec<float, N> y) { to.store<N>(col, y * value_scale); });
+                if (once) to.store_sums(work_.poison ? Vec<float, 2>{0.0f, kNan} : of_row);
                 continue;
             }
             auto [factor, lse] = finish_row(sums(r));
@@ -1135,8 +1135,9 @@ class Decode {
 #pragma unroll 1
         for (u32 first = 0; first < u32(S::kRows) && first < rows; first += kMergedRows) {
             const Row of_sums = row_of(work_.first + first + hk::thread_x() % kMergedRows);
-            for (u32 s = hk::thread_x() / kMergedRows; s < parts; s += kPlaces)
-                lds_.parts[s][hk::thread_x() % kMergedRows] = partial(s, of_sums).sums(p);
+            copy_parts<kPlaces, kMostParts>(
+                hk::thread_x() / kMergedRows, parts, [&](u32 s) { return partial(s, of_sums).sums(); },
+                [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][hk::thread_x() % kMergedRows] = sums; });
             hk::block_barrier();
             const u32 at = hk::thread_x() / kPlaces;
             const Row own = row_of(work_.first + first + at);
@@ -1147,7 +1148,7 @@ class Decode {
                 const auto column = [&](int run) { return (run * kPlaces + place) * 4; };
                 const auto y = sum_of_parts<kRuns, 2>(
                     parts, sums, [&](Vec<float, 2> of) { return merged.factor(of); },
-                    [&](u32 s, int run) { return partial(s, own).load(p, column(run)); });
+                    [&](u32 s, int run) { return partial(s, own).load(column(run)); });
 #pragma unroll
                 for (int run = 0; run < kRuns; ++run) store_run<4>(p, row, column(run), y.of[run]);
                 if (p.lse.data && place == 0)

@@ -46,37 +46,36 @@ HK_FN void store_columns(const Params &p, u64 row, u32 col, Vec<float, 4> y) {
 
 /// A row's part of a split.
 class Partial {
-    u64 row_;  // of all splits
+    using Sums = Vec<float, 2>;
+    u64 acc_, sums_;
 
   public:
-    HK_FN Partial(const Params &p, u32 split, u64 row) : row_(u64(split) * p.splits.rows + row) {}
+    // Bytes to a split are apart from those to a row: where the split is uniform they are scalar.
+    HK_FN Partial(const Params &p, u32 split, u64 row)
+        : acc_(p.splits.acc + acc_bytes(p, row) + split * acc_bytes(p, p.splits.rows)),
+          sums_(p.splits.sums + row * sizeof(Sums) + split * (u64(p.splits.rows) * sizeof(Sums))) {}
 
-    HK_FN Vec<float, 4> load(const Params &p, u32 col) const {
-        return *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(acc(p, col));
-    }
+    /// Bytes of the sums of values of so many rows.
+    HK_FN static u64 acc_bytes(const Params &p, u64 rows) { return rows * ((p.dv + 3) / 4 * 4 * sizeof(float)); }
+
+    HK_FN Vec<float, 4> load(u32 col) const { return *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(acc(col)); }
     /// N columns from `col` on, a multiple of N.
     template <int N>
-    HK_FN void store(const Params &p, u32 col, Vec<float, N> y) const {
+    HK_FN void store(u32 col, Vec<float, N> y) const {
         constexpr int kPart = N < 4 ? N : 4;
 #pragma unroll
         for (int i = 0; i < N; i += kPart) {
             Vec<float, kPart> part;
 #pragma unroll
             for (int j = 0; j < kPart; ++j) part[j] = y[i + j];
-            *reinterpret_cast<GlobalPtr<Vec<float, kPart>>>(acc(p, col + i)) = part;
+            *reinterpret_cast<GlobalPtr<Vec<float, kPart>>>(acc(col + i)) = part;
         }
     }
-    HK_FN Vec<float, 2> sums(const Params &p) const {
-        return reinterpret_cast<GlobalPtr<const Vec<float, 2>>>(p.splits.sums)[row_];
-    }
-    HK_FN void store_sums(const Params &p, Vec<float, 2> sums) const {
-        reinterpret_cast<GlobalPtr<Vec<float, 2>>>(p.splits.sums)[row_] = sums;
-    }
+    HK_FN Vec<float, 2> sums() const { return *reinterpret_cast<GlobalPtr<const Sums>>(sums_); }
+    HK_FN void store_sums(Vec<float, 2> sums) const { *reinterpret_cast<GlobalPtr<Sums>>(sums_) = sums; }
 
   private:
-    HK_FN GlobalPtr<float> acc(const Params &p, u32 col) const {
-        return reinterpret_cast<GlobalPtr<float>>(p.splits.acc) + row_ * ((p.dv + 3) / 4 * 4) + col;
-    }
+    HK_FN u64 acc(u32 col) const { return acc_ + col * sizeof(float); }
 };
 
 /// The keys are split, and the results of a block are partial ones.

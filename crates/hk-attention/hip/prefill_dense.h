@@ -772,8 +772,8 @@ class Dense {
                 if (poison_[r]) sums = __builtin_nanf("");
                 if (!own.valid) continue;
                 const Partial partial = partial_of(p, work_, own.query, own.head);
-                each_run(p, r, [&](u32 col, auto y) { partial.store(p, col, y); });
-                if (first) partial.store_sums(p, sums);
+                each_run(p, r, [&](u32 col, auto y) { partial.store(col, y); });
+                if (first) partial.store_sums(sums);
                 continue;
             }
             float sink = kMinusInf;

@@ -494,8 +494,8 @@ class Prefill {
                 if (poison) sums = __builtin_nanf("");
                 if (!query.valid) continue;
                 const Partial partial = partial_of(p, work_, query.index, query.head);
-                each_column(r, [&](u32 col, Vec<float, 4> y) { partial.store(p, col, y); });
-                if (first) partial.store_sums(p, sums);
+                each_column(r, [&](u32 col, Vec<float, 4> y) { partial.store(col, y); });
+                if (first) partial.store_sums(sums);
                 continue;
             }
             attention::FinishedRow finished = {1.0f, 0.0f};

@@ -47,7 +47,7 @@ HK_FN FinishedRow finish_row(Vec<float, 2> sums, float sink = kMinusInf) {
     const float most = __builtin_fmaxf(sums[0], sink), base = most == kMinusInf ? 0.0f : most;
     const float keep = hk::exp2_fast(sums[0] - base), total = __builtin_fmaf(sums[1], keep, hk::exp2_fast(sink - base));
     return total == 0.0f ? FinishedRow{0.0f, kMinusInf}
-                         : FinishedRow{keep / total, (base + hk::log2_fast(total)) * kLn2};
+                         : FinishedRow{keep * (1.0f / total), (base + hk::log2_fast(total)) * kLn2};
 }
 
 /// Maximum, in units of log2, and the lane's part of the sum, of each of the lane's rows. Exponents are relative to a base that
