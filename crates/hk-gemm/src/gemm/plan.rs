@@ -136,8 +136,7 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
                 let info = stream.device().info();
                 let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(sizes);
                 let (precision, sizes) = (eligible.family.precision, [batch, m, columns, k]);
-                let meet = !to.atomic();
-                let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None, meet };
+                let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None };
                 bulk = if has_bulk { job.bulk(&eligible) } else { None };
                 bulk.map_or_else(|| job.choose(&eligible), |bulk| bulk.config)
             }
@@ -250,15 +249,8 @@ pub fn gemm_workspace(info: &DeviceInfo, problem: &GemmProblem) -> usize {
         return quantized.saturating_add(precisions.iter().map(slices).max().unwrap_or(0));
     }
     let second = second_n.map(|n| Second { precision: Precision::Bf16, n });
-    let job = Job {
-        info,
-        precision,
-        sizes: [batch, m, n, k],
-        vectorized: true,
-        most_splits: MOST_SPLITS,
-        second,
-        meet: true,
-    };
+    let job =
+        Job { info, precision, sizes: [batch, m, n, k], vectorized: true, most_splits: MOST_SPLITS, second };
     let families = Family::all().filter(|family| {
         family.precision == precision
             && matches!(family.variant, Variant::Beside(_)) == second.is_some()

@@ -94,11 +94,9 @@ struct Rates {
     tall: f64,
     /// Stages that would take as long as the first loads and the last stores of a block: of tiles through LDS, and of skinny ones.
     ends: [f64; 2],
-    /// The shortest stage of a tile through LDS; one more launch; on AMD targets what the last block of a tile to arrive takes to see what
-    /// the others have written.
+    /// The shortest stage of a tile through LDS; one more launch.
     least: f64,
     launch: f64,
-    meet: f64,
 }
 
 impl Rates {
@@ -113,7 +111,6 @@ impl Rates {
         ends: [6.0, 20.0],
         least: 0.0,
         launch: 5000.0,
-        meet: 3700.0,
     };
 
     const fn of(info: &DeviceInfo, precision: Precision) -> Self {
@@ -141,7 +138,6 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 800.0 / 4.0,
                 launch: 2000.0,
-                meet: 0.0,
             },
             // Memory is copied at 3 TB/s. Two launches in turn, and the sum of slices, take 8 us.
             (Arch::Sm90a, _) => Self {
@@ -154,7 +150,6 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 180.0,
                 launch: 8000.0,
-                meet: 0.0,
             },
             // MI308X: 1.37 GHz. Of 5.3 TB/s as much is taken to be reached as on MI325X; `fill`, `tall` and `launch` are set for the choice to
             // agree with hk-time at the shapes of crates/hk-time/validation/choices.py.
@@ -168,7 +163,6 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 0.0,
                 launch: 10000.0,
-                meet: 3700.0,
             },
             // 304 CUs, 2.1 GHz; of 6 TB/s 4.1 are reached.
             _ => Self {
@@ -181,7 +175,6 @@ impl Rates {
                 ends: [0.0; 2],
                 least: 0.0,
                 launch: 5000.0,
-                meet: 3700.0,
             },
         }
     }
@@ -440,8 +433,8 @@ pub(crate) struct Pipeline {
 /// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few). On gfx950
 /// it is any of them, and up to 256 rows several skinny tiles along M may share the weights.
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
-/// and memory, plus what split-K adds: the traffic of partial sums, and what the last block of a tile takes to sum them, or a launch. K is split into the fewest slices within a tenth
-/// of the shortest time. Without a workspace it is not split.
+/// and memory, plus what split-K adds, a launch and the traffic of partial sums, the launch also where the last block of a tile sums
+/// them. K is split into the fewest slices within a tenth of the shortest time. Without a workspace it is not split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmConfig {
     /// The tile.
@@ -464,8 +457,6 @@ pub(crate) struct Job<'a> {
     pub most_splits: usize,
     /// Another GEMM in the same launch.
     pub second: Option<Second>,
-    /// Slices may meet in the workspace; else a second launch sums them, or a first one makes room for atomics.
-    pub meet: bool,
 }
 
 /// A GEMM in the launch of another, with the same M and K.
@@ -560,7 +551,7 @@ impl Job<'_> {
         let resident = resident as f64;
         let share = batch as f64 / cus as f64 * rates.byte;
         let (mut matrix, mut loads) = (Rounds::default(), Rounds::default());
-        let (mut memory, mut written, mut loaded) = (0.0, 0.0, 0_usize);
+        let (mut memory, mut split) = (0.0, rates.launch);
         for (tile, precision, n) in self.gemms(tile) {
             let (t, width) = (tile.info(), width_of(tile, precision, n));
             let bytes = precision.bytes(k);
@@ -585,25 +576,15 @@ impl Job<'_> {
             let ends = rates.ends[usize::from(tile.skinny())];
             loads.add(part, resident * (stages + ends) * STAGE_BYTES as f64 * row);
             memory += (m as f64 + n as f64 * weight) * bytes as f64 * share;
-            written += 4.0 * splits as f64 * m as f64 * n as f64 * share;
-            loaded = loaded.max(tile.summed_bytes(m, splits));
+            // Partial sums are 4 bytes, written once and read once.
+            split += 8.0 * splits as f64 * m as f64 * n as f64 * share;
         }
         let (matrix, loads) = (matrix.time(rounds), loads.time(rounds));
         // A wave per SIMD loads and multiplies in turn; others do one while it does the other. Skinny tiles multiply from registers.
         let waves = resident * tile.waves(arch) as f64 / 4.0;
         let alone = if arch.is_amd() && !tile.skinny() { matrix.min(loads) / waves } else { 0.0 };
         let busiest = (matrix.max(loads) + alone).max(memory);
-        // Partial sums are written once and read once: by the last block of each tile, or by a launch of all CUs.
-        let meets = self.meet
-            && self.gemms(tile).all(|(tile, _, n)| tile.meet(self.info, [batch, m, n], splits).is_some());
-        let sums = if splits <= 1 {
-            0.0
-        } else if meets {
-            rates.meet + written + loaded as f64 * rates.fill
-        } else {
-            rates.launch + 2.0 * written
-        };
-        busiest + sums
+        busiest + if splits > 1 { split } else { 0.0 }
     }
 
     /// The split-K that makes a tile's time shortest, and that time.
@@ -797,8 +778,7 @@ mod tests {
         const MOST: usize = 32;
         let choose = |m, n, k, vectorized| {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized, most_splits: MOST, second: None, meet: true }
-                .choose(&plain())
+            Job { info, precision, sizes, vectorized, most_splits: MOST, second: None }.choose(&plain())
         };
         for m in [1, 16, 17, 32, 33, 64] {
             let config = choose(m, 4096, 4096, true);
@@ -835,7 +815,6 @@ mod tests {
             vectorized: true,
             most_splits: 32,
             second,
-            meet: true,
         };
         let of = |precision, n| Some(Second { precision, n });
         for tile in [GemmTile::T64x64, GemmTile::S64x32] {
@@ -874,8 +853,7 @@ mod tests {
             let (eligible, precision) =
                 if scales == ScaleKind::None { (plain(), Precision::Bf16) } else { (block(), Precision::I8) };
             let (info, sizes) = (&info, [1, m, n, k]);
-            let job =
-                Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
+            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
             assert_eq!(job.choose(&eligible).tile, tile, "{cus} CUs, {m} x {n} x {k}");
         }
     }
@@ -904,8 +882,7 @@ mod tests {
             ([64, 2560, 8192], GemmTile::T64x64, 6),
         ] {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-            let job =
-                Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
+            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
             let config = job.choose(&plain());
             assert_eq!((config.tile, config.splits), (tile, splits), "{m} x {n} x {k}");
         }
@@ -925,15 +902,7 @@ mod tests {
         ] {
             for (eligible, precision) in [(fp8, Precision::Fp8), (fp4, Precision::Fp4)] {
                 let sizes = [1, m, n, k];
-                let job = Job {
-                    info,
-                    precision,
-                    sizes,
-                    vectorized: true,
-                    most_splits: 32,
-                    second: None,
-                    meet: true,
-                };
+                let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
                 let config = job.choose(&eligible);
                 assert_eq!((config.tile, config.splits), (tile, 1), "{precision:?}, {m} x {n} x {k}");
             }
@@ -942,7 +911,7 @@ mod tests {
             Family::find(DType::Bf16, DType::Fp8E4M3, ScaleKind::Block, Variant::Plain).unwrap(),
         );
         let (precision, sizes) = (Precision::HalfByByte, [1, 16, 28672, 4096]);
-        let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
+        let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
         assert_eq!(job.choose(&a16w8).tile, GemmTile::S64x32);
     }
 
@@ -972,8 +941,7 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3], precision| {
             let (info, sizes) = (&info, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true }
-                .choose(&plain())
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&plain())
         };
         for size in [2048, 4096, 8192, 16384] {
             assert_eq!(choose([size; 3], Precision::Bf16).tile, GemmTile::T128x256, "{size}");
@@ -1004,8 +972,7 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3]| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
-            let job =
-                Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true };
+            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
             job.bulk(&plain()).map(|bulk| (bulk.config.tile, bulk.width))
         };
         let (low, middle, wide) = (GemmTile::T64x64, GemmTile::T128x128, GemmTile::T128x256);
@@ -1045,8 +1012,7 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90, 132);
         let choose = |[m, n, k]: [usize; 3], eligible: Eligible| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None, meet: true }
-                .choose(&eligible)
+            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&eligible)
         };
         for size in [2048, 4096, 8192, 16384] {
             let config = choose([size; 3], plain());

@@ -67,7 +67,6 @@ pub(crate) fn run_two<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>
                 vectorized,
                 most_splits: if whole { 1 } else { room.clamp(1, MOST_SPLITS) },
                 second: Some(Second { precision: H::PRECISION, n: sizes[1].n }),
-                meet: true,
             };
             job.choose(&eligible)
         }

@@ -228,7 +228,6 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             SplitK::Whole => 1,
         },
         second,
-        meet: split_k == SplitK::Workspace,
     };
     let options = options(call)?;
     let mut bulk = None;
