@@ -167,7 +167,9 @@ fn configurations_are_those_for_the_sizes() {
     assert_eq!(large, ["256x128, 256x256", "1", "128, 64", "10", "0"]);
     // Slices of K are whole steps of each.
     let small = two("16", &["--param", "tile=16x32", "--param", "splits=3"]);
-    assert_eq!(small, ["16x32", "2, 3", "2048, 1024", "56", (3 * 4 * 16 * 768).to_string().as_str()]);
+    // Partial sums, and a flag of 8 bytes for each of 16 and 8 tiles.
+    let bytes = (3 * 4 * 16 * 768 + 3 * 8 * (16 + 8)).to_string();
+    assert_eq!(small, ["16x32", "2, 3", "2048, 1024", "56", &bytes]);
     // All emulated GPUs, if no device is named.
     let both = text(&["inspect", "gemm_a8w8", "--tensor", "a=i8[64,64]", "--tensor", "w=i8[64,64]"]);
     assert!(both.contains("on emu:gfx942, 304 CUs") && both.contains("on emu:gfx950, 256 CUs"), "{both}");

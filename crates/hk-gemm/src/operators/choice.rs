@@ -287,7 +287,8 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             values.dedup();
             values.join(", ")
         };
-        let splits = shares[0].splits;
+        // Two GEMMs have slices of their own, whole steps of each, of so many at most.
+        let splits = if second.is_some() { config.splits } else { shares[0].splits };
         let workspace = match &second {
             _ if split_k != SplitK::Workspace => 0,
             second => {
