@@ -19,6 +19,9 @@ use crate::{Compiler, Error};
 /// Changes when the meaning of a cache entry does.
 const CACHE_FORMAT: &str = "hk-cache 2";
 
+/// Huge pages for the compiler's heap: a seventh less time for a kernel of many instances (clang 22). Other C libraries ignore it.
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
 /// Entries kept per source and target: enough to go back and forth between branches.
 const KEPT: usize = 16;
 
@@ -310,6 +313,9 @@ impl Builder {
     /// The compiler, with the flags of the target and the include directories.
     fn command(&self, unit: &Unit) -> Command {
         let mut command = Command::new(&self.compiler.path);
+        if std::env::var_os(TUNABLES).is_none() {
+            command.env(TUNABLES, "glibc.malloc.hugetlb=1");
+        }
         // Debug information names files by package: no path of this machine gets into the object.
         command.current_dir(&unit.root).args(compile_flags(unit.arch));
         command.arg(format!("-fdebug-compilation-dir={}", unit.package));
