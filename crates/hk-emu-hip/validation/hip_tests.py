@@ -41,6 +41,7 @@ DIRECTORIES = ["graph", "stream", "event", "errorHandling", "memory", "device", 
 DIRECTORIES += ["callback", "occupancy", "p2p", "streamperthread", "assertion", "context", "executionControl", "kernel"]
 DIRECTORIES += ["launchBounds", "multiThread", "printf", "syncthreads", "threadfence", "warp", "multiproc"]
 DIRECTORIES += ["cooperativeGrps", "vector_types", "rtc", "virtualMemoryManagement", "atomics"]
+DIRECTORIES += ["channelDescriptor", "clock", "compiler", "complex", "device_memory", "dynamicLoading", "hip_specific", "synchronization"]
 
 
 def run(command, **options):
