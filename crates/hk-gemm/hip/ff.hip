@@ -205,7 +205,7 @@ HK_FN void ff(const Params &args) {
 template <class T, int kMTiles, int kWaves>
 HK_FN void ff_down(const Params &args) {
     constexpr u32 kThreads = kWaves * hk::kWaveSize, kPitch = kTileCols + 4;
-    __shared__ float partials[kWaves][16 * kPitch];
+    __shared__ alignas(16) float partials[kWaves][16 * kPitch];
 
     const u32 task = hk::xcd_remap(hk::block_x(), hk::grid_x());
     const u32 part = task / args.n_tiles, n_tile = task - part * args.n_tiles;

@@ -163,7 +163,7 @@ template <class T, int kM, bool kVectorized>
 HK_FN void best_experts(const Params &p) {
     // Of 16 tokens a thread has 8 experts of every kRows-th.
     constexpr u32 kTokens = 16 * kM, kParts = kAcrossCols / 8, kRows = kThreads / kParts, kRounds = kTokens / kRows;
-    __shared__ float sums[kWaves][16 * kPitch];
+    __shared__ alignas(16) float sums[kWaves][16 * kPitch];
     const bool split = p.partials != 0;
     const u32 tile = split ? hk::block_x() / p.slices : hk::block_x();
     const u32 first_slice = split ? hk::block_x() - tile * p.slices : 0, end_slice = split ? first_slice + 1 : p.slices;
