@@ -9,10 +9,7 @@ const LARGEST: usize = 1 << 15;
 
 /// The corner cases and the others, the smallest first.
 fn calls(operator: &'static Operator) -> Vec<(usize, HostCall)> {
-    let size = |case: &hk_core::registry::Case| {
-        case.tensors.iter().map(|(_, _, shape)| shape.iter().product::<usize>()).max().unwrap_or(0)
-    };
-    let mut cases: Vec<_> = operator.corners.iter().chain(operator.cases).map(|c| (size(c), c)).collect();
+    let mut cases: Vec<_> = operator.corners.iter().chain(operator.cases).map(|c| (c.largest(), c)).collect();
     cases.sort_by_key(|(size, _)| *size);
     // Larger ones, but for a few, only where those before do not give something.
     let most = cases.iter().filter(|(size, _)| *size <= LARGEST).count().max(4) + 12;

@@ -16,9 +16,8 @@ pub fn assert_references_refuse_alike(operator: &'static Operator) {
     let gpu = Gpu::open("emu:gfx942");
     let mut wrong = Vec::new();
     // Each is sampled, executed and computed by the reference a hundred times.
-    let size = |case: &&Case| case.tensors.iter().map(|(.., shape)| shape.iter().product::<usize>()).max();
     let mut cases: Vec<_> = operator.corners.iter().collect();
-    cases.sort_by_key(|case| size(case).max(Some(1 << 15)));
+    cases.sort_by_key(|case| case.largest().max(1 << 15));
     for case in cases.into_iter().take(4) {
         for (what, spec) in damaged(operator, case) {
             let at = format!("{}, corner `{}` with {what}", operator.name, case.label);

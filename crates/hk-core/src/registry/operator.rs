@@ -293,3 +293,10 @@ pub struct Case {
     /// Scalars that differ from their default.
     pub scalars: &'static [(&'static str, Scalar)],
 }
+
+impl Case {
+    /// Elements of its largest tensor.
+    pub fn largest(&self) -> usize {
+        self.tensors.iter().map(|(.., shape)| shape.iter().product()).max().unwrap_or(0)
+    }
+}
