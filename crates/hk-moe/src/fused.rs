@@ -17,8 +17,8 @@ use crate::{
 };
 use hk_core::quant::Quantized;
 use hk_core::{
-    Arch, DType, E8M0, Element, Error, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Launch, NamedOperand, Result,
-    Stream, TensorView, TensorViewMut, bf16, check_aliases, f16,
+    Arch, DType, DeviceInfo, E8M0, Element, Error, Float, Fp4x2, Fp8E4M3, Fp8E4M3Fnuz, Launch, NamedOperand,
+    Result, Stream, TensorView, TensorViewMut, bf16, check_aliases, f16,
 };
 use hk_gemm::{BlockShape, FloatView, GemmWeight, Half, MxScaleView};
 use hk_quant::{GroupOptions, MxOptions, PerTokenOptions, dynamic_mxfp4_quant, group_quant, per_token_quant};
@@ -449,7 +449,7 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
             ));
         };
         // The list tiles of all tokens: chunks give the same bits.
-        let block = self.list_rows(stream.device().arch());
+        let block = self.list_rows(stream.device().info());
         for first in (0..tokens).step_by(chunk.max(1)) {
             self.run_chunk(stream, quantize, first..tokens.min(first + chunk), block)?;
         }
@@ -457,8 +457,9 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
     }
 
     /// Rows of a list tile.
-    fn list_rows(&self, arch: Arch) -> usize {
-        let FusedMoeProblem { tokens, k, experts, .. } = self.problem;
+    fn list_rows(&self, info: &DeviceInfo) -> usize {
+        let FusedMoeProblem { tokens, k, experts, inner, .. } = self.problem;
+        let arch = info.arch;
         let widened = match self.inputs.scales {
             FusedScales::None | FusedScales::Rows { .. } | FusedScales::Blocks { .. } => false,
             FusedScales::Mx { activations, .. } => activations != MxActivations::Fp4,
@@ -468,8 +469,12 @@ impl<T: Half, W: Element, Y: Float> Layer<'_, T, W, Y> {
         let fits_16 = if arch.is_amd() { 32 } else { 10 };
         match (moe_block_m(tokens, k, experts), widened) {
             (64, true) if mean_rows(tokens, k, experts) <= fits_16 => 16,
-            // 128 x 256 loads fewer bytes to a CU than 64 x 64, which there is the limit even of half-empty tiles.
-            (64, false) if arch == Arch::Gfx950 => 128,
+            // 128 x 256 loads fewer bytes to a CU than 64 x 64, which there is the limit even of half-empty tiles, if most CUs have one.
+            (64, false) if arch == Arch::Gfx950 => {
+                let blocks = moe_max_tiles(tokens.saturating_mul(k), experts, 128)
+                    .saturating_mul((2 * inner).div_ceil(256));
+                if blocks >= info.compute_units as usize * 3 / 4 { 128 } else { 64 }
+            }
             (block, _) => block,
         }
     }
