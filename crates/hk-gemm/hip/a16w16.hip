@@ -19,6 +19,8 @@ using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5>;
 template <class T>
 using Tile128x128 = gemm::StreamedOr<gemm::LargeTile<T, 128, 128, 2, 2, 5>, T, 128>;
 template <class T>
+using Tile64x128 = gemm::LargeTile<T, 64, 128, 2, 2, 5>;
+template <class T>
 using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5>;
 template <class T>
 using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
@@ -29,6 +31,7 @@ using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
     HK_ENTRY(gemm_##T##_256x256, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, false>)      \
     HK_ENTRY(gemm_##T##_128x256, Tile128x256<hk::T>::kThreads, wide_tile_gemm<hk::T>)                     \
     HK_ENTRY(gemm_##T##_128x128, Tile128x128<hk::T>::kThreads, tile_gemm<Tile128x128<hk::T>, false>)      \
+    HK_ENTRY(gemm_##T##_64x128, Tile64x128<hk::T>::kThreads, tile_gemm<Tile64x128<hk::T>, false>)         \
     HK_ENTRY(gemm_##T##_64x64, Tile64x64<hk::T>::kThreads, tile_gemm<Tile64x64<hk::T>, false>)            \
     HK_ENTRY(gemm_##T##_64x64_scalar, Scalar64x64<hk::T>::kThreads, tile_gemm<Scalar64x64<hk::T>, false>) \
     HK_ENTRY(gemm_##T##_256x256_gated, Tile256x256<hk::T>::kThreads, tile_gemm<Tile256x256<hk::T>, true>) \

@@ -13,6 +13,8 @@ pub enum GemmTile {
     T256x256,
     /// 128 x 128 by four waves, through LDS: two blocks a CU, on gfx950 one.
     T128x128,
+    /// 64 x 128 by four waves, through LDS: two blocks a CU.
+    T64x128,
     /// 64 x 64 by four waves, through LDS: three or four blocks a CU.
     T64x64,
     /// 64 x 64 with scalar loads: any strides, alignment and row length.
@@ -108,7 +110,7 @@ impl Rates {
         near: 1.0 / (64.0 * 2.2),
         fill: 1.0 / 52.0,
         tall: 0.95,
-        ends: [6.0, 20.0],
+        ends: [26.0, 40.0],
         least: 0.0,
         launch: 5000.0,
     };
@@ -188,9 +190,10 @@ pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::T256x256,
         Self::T128x128,
+        Self::T64x128,
         Self::T64x64,
         Self::Elements,
         Self::S16x16,
@@ -233,8 +236,9 @@ impl GemmTile {
             // Its ring of three stages leaves no room for a second block on gfx950.
             Self::T128x128 => {
                 let info = on_gfx942(with((1, 0.95), of([128, 128], (2, 1.0), (2, 1.1))), (2, 0.85));
-                of_halves((1, 0.3), info)
+                of_fp4((1, 0.9), of_halves((1, 0.3), info))
             }
+            Self::T64x128 => on_gfx942(of_halves((2, 0.75), of([64, 128], (2, 1.2), (2, 1.2))), (2, 1.6)),
             Self::T64x64 => of_halves((3, 1.0), with((2, 1.2), of([64, 64], (3, 1.6), (4, 1.3)))),
             Self::Elements => of([64, 64], (4, 16.0), (4, 16.0)),
             Self::S16x16 => of([16, 16], (3, 1.0), (5, 1.0)),
@@ -255,6 +259,7 @@ impl GemmTile {
             Self::T256x128 => "256x128",
             Self::T128x128 => "128x128",
             Self::T128x256 => "128x256",
+            Self::T64x128 => "64x128",
             Self::T64x64 => "64x64",
             Self::Elements => "elements",
             Self::S16x16 => "16x16",
@@ -359,7 +364,7 @@ impl GemmTile {
         // `kWarpgroupStages` in `hip/include/gemm/warpgroup.h`: as many as fit LDS, of which each block has 1 KiB to itself.
         if by_warpgroups(arch, precision)
             && matches!(scales, ScaleKind::None)
-            && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x64)
+            && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x128 | Self::T64x64)
         {
             const RESERVED: usize = 1024;
             let blocks = if rows == 64 { 2 } else { 1 };
@@ -657,8 +662,9 @@ impl Job<'_> {
             GemmTile::T256x256 => self.precision == Precision::Fp4 && self.info.arch != Arch::Gfx950,
             // Not measured on NVIDIA GPUs.
             GemmTile::T128x128 => {
-                !self.info.arch.is_amd() && family.scales == ScaleKind::Block && family.a == family.w
+                !self.info.arch.is_amd() && family.scales != ScaleKind::None && family.a == family.w
             }
+            GemmTile::T64x128 => !self.info.arch.is_amd(),
             _ => false,
         };
         let rows = tile.rows_served(self.info.arch);
@@ -686,6 +692,17 @@ impl Job<'_> {
         let few = blocks <= 2 * self.info.compute_units as usize && halves;
         let gfx950 = self.info.arch == Arch::Gfx950;
         let widened = matches!(self.precision, Precision::HalfByByte | Precision::HalfByFp4);
+        // A block for each of most CUs is faster than tiles in registers, up to 64 rows and where memory is slower than what CUs load, by
+        // hk-time.
+        let rates = Rates::of(self.info, self.precision);
+        let (tile, cus) = (GemmTile::T64x128, self.info.compute_units as usize);
+        let blocks = self.sizes[0].saturating_mul(self.sizes[2].div_ceil(tile.shape().1));
+        let rows = if gfx950 { 1 } else { 9 }..=64;
+        let streams =
+            amd && rates.fill < rates.byte && self.vectorized && self.second.is_none() && serves(tile);
+        if streams && rows.contains(&self.sizes[1]) && (cus / 2 + 1..=cus).contains(&blocks) {
+            return GemmConfig { tile, splits: 1, group: 2048 / tile.shape().0 };
+        }
         let few_rows: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
             // Tiles through LDS widen weights in every block.
@@ -697,9 +714,12 @@ impl Job<'_> {
                 GemmTile::S16x16,
                 GemmTile::S32x32,
                 GemmTile::T64x64,
+                GemmTile::T64x128,
                 GemmTile::T128x128,
             ],
             33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
+            // Its four waves read rows of activations once for 32 columns each: faster than 32 x 32 on gfx942, by hk-time.
+            17.. if amd => &[GemmTile::S64x32],
             17.. if by_warpgroups(self.info.arch, self.precision) => &[GemmTile::T64x64],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
@@ -783,7 +803,7 @@ mod tests {
         for m in [1, 16, 17, 32, 33, 64] {
             let config = choose(m, 4096, 4096, true);
             let rows = config.tile.shape().0;
-            assert!((config.tile.skinny() || m > 32) && rows >= m && rows < m + 32, "{config:?}");
+            assert!((config.tile.skinny() || m > 32) && rows >= m && rows < m + 48, "{config:?}");
             // Most CUs have work, if K has enough of it.
             let config = choose(m, 1280, 1 << 20, true);
             let n_tiles = 1280_usize.div_ceil(config.tile.shape().1);
@@ -864,7 +884,7 @@ mod tests {
         let device = Device::open("emu:gfx950").unwrap();
         let info = device.info();
         for ([m, n, k], tile, splits) in [
-            ([16, 28672, 4096], GemmTile::T64x64, 1),
+            ([16, 28672, 4096], GemmTile::T64x128, 1),
             ([16, 6144, 4096], GemmTile::S64x32, 1),
             ([32, 4096, 4096], GemmTile::S16x32, 1),
             ([64, 4096, 4096], GemmTile::S32x32, 1),
@@ -889,12 +909,13 @@ mod tests {
         let fp8 = family(DType::Fp8E4M3, ScaleKind::Block, Variant::Plain);
         let fp4 = family(DType::Fp4x2, ScaleKind::Mx, Variant::Plain);
         for ([m, n, k], tile) in [
-            ([16, 28672, 4096], GemmTile::T64x64),
+            ([16, 28672, 4096], GemmTile::T64x128),
             ([16, 6144, 4096], GemmTile::S64x32),
-            ([32, 28672, 4096], GemmTile::T64x64),
+            ([32, 28672, 4096], GemmTile::T64x128),
             ([32, 6144, 4096], GemmTile::S64x32),
             ([128, 6144, 4096], GemmTile::T64x64),
-            ([256, 6144, 4096], GemmTile::T64x64),
+            ([256, 6144, 4096], GemmTile::T64x128),
+            ([512, 4096, 4096], GemmTile::T64x128),
             // Several along M, so that each CU has a block.
             ([32, 4096, 4096], GemmTile::S16x32),
             ([64, 4096, 4096], GemmTile::S32x32),

@@ -188,6 +188,7 @@ macro_rules! halves {
                     T256x256: ["gemm_", $n, "_256x256"];
                     T128x256: ["gemm_", $n, "_128x256"];
                     T128x128: ["gemm_", $n, "_128x128"];
+                    T64x128: ["gemm_", $n, "_64x128"];
                     T64x64: ["gemm_", $n, "_64x64"];
                     Elements: ["gemm_", $n, "_64x64_scalar"];
                     S16x16: ["gemm_", $n, "_16x16"];
@@ -245,6 +246,7 @@ macro_rules! bytes {
                     T256x256: ["gemm_", $n, "_256x256"];
                     T128x256: ["gemm_", $n, "_128x256"];
                     T128x128: ["gemm_", $n, "_128x128"];
+                    T64x128: ["gemm_", $n, "_64x128"];
                     T64x64: ["gemm_", $n, "_64x64"];
                     Elements: ["gemm_", $n, "_64x64_scalar"];
                     S16x16: ["gemm_", $n, "_16x16"];
@@ -257,6 +259,7 @@ macro_rules! bytes {
             family!($t, $t, Block, Variant::Plain, $precision, BlockParams [
                     T256x128: ["gemm_", $n, "_block_256x128"];
                     T128x128: ["gemm_", $n, "_block_128x128"];
+                    T64x128: ["gemm_", $n, "_block_64x128"];
                     T64x64: ["gemm_", $n, "_block_64x64"];
                     Elements: ["gemm_", $n, "_block_64x64_scalar"];
                     S16x16: ["gemm_", $n, "_block_16x16"];
@@ -380,6 +383,8 @@ static FAMILIES: &[&[Family]] = &[
     &[family!(Fp4x2, Fp4x2, Mx, Variant::Plain, Fp4, MixedParams [
             T256x256: ["gemm_afp4wfp4_256x256"], packed ["gemm_afp4wfp4_256x256_packed"];
             T256x128: ["gemm_afp4wfp4_256x128"], packed ["gemm_afp4wfp4_256x128_packed"];
+            T128x128: ["gemm_afp4wfp4_128x128"], packed ["gemm_afp4wfp4_128x128_packed"];
+            T64x128: ["gemm_afp4wfp4_64x128"], packed ["gemm_afp4wfp4_64x128_packed"];
             T64x64: ["gemm_afp4wfp4_64x64"], packed ["gemm_afp4wfp4_64x64_packed"];
             Elements: ["gemm_afp4wfp4_64x64_scalar"];
             S16x32: ["gemm_afp4wfp4_16x32"];

@@ -60,6 +60,7 @@ macro_rules! corners {
             case!("256 x 256", a: $dtype [270, 200], w: $dtype [300, 200], bias: $dtype [300]; tile("256x256"), act("gelu")),
             case!("128 x 256", a: $dtype [140, 200], w: $dtype [300, 200], bias: $dtype [300]; tile("128x256"), splits(2), act("silu")),
             case!("128 x 128", a: $dtype [130, 96], w: $dtype [200, 96]; tile("128x128"), splits(2), to("f32")),
+            case!("64 x 128", a: $dtype [70, 296], w: $dtype [132, 296], bias: $dtype [132]; tile("64x128"), splits(2), act("gelu")),
             case!("64 x 64, shuffled", a: $dtype [65, 288], w: $dtype [80, 288], bias: F32 [80]; tile("64x64"), splits(3), act("relu6"), w_shuffled()),
             case!("elements", a: $dtype [33, 77], w: $dtype [50, 77], bias: F16 [50]; tile("elements"), to("f16"), act("tanh")),
             case!("16 x 16", a: $dtype [13, 1544], w: $dtype [40, 1544], bias: Bf16 [40]; tile("16x16"), act("silu")),
@@ -113,7 +114,7 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain, 13);
+corners!(CORNERS: plain, 14);
 corners!(ATOMIC_CORNERS: atomic, 9);
 corners!(GATED_CORNERS: gated, 10);
 corners!(BATCHED_CORNERS: batched, 9);

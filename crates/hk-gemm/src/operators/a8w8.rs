@@ -60,6 +60,7 @@ macro_rules! corners {
             case!("256 x 256", a: $t [257, 208], w: $t [300, 208], a_scale: F32 [257], w_scale: F32 [300, 1], bias: Bf16 [300]; tile("256x256"), act("gelu")),
             case!("128 x 256", a: $t [140, 208], w: $t [300, 208], a_scale: F32 [140], w_scale: F32 [300, 1], bias: Bf16 [300]; tile("128x256"), splits(2), act("gelu")),
             case!("128 x 128", a: $t [130, 144], w: $t [200, 144], a_scale: F32 [130, 1], w_scale: F32 [1, 200]; tile("128x128"), splits(2), to("f32")),
+            case!("64 x 128, shuffled", a: $t [70, 416], w: $t [144, 416], a_scale: F32 [70], w_scale: F32 [144]; tile("64x128"), splits(2), w_shuffled()),
             case!("64 x 64", a: $t [65, 272], w: $t [70, 272], a_scale: F32 [1], w_scale: F32 [70], bias: F32 [70]; tile("64x64"), splits(3), act("relu")),
             case!("elements", a: $t [33, 77], w: $t [50, 77], a_scale: F32 [33], w_scale: F32 [1], bias: F16 [50]; tile("elements"), to("f16")),
             case!("16 x 16", a: $t [13, 3088], w: $t [40, 3088], a_scale: F32 [13], w_scale: F32 [40]; tile("16x16"), act("silu")),
@@ -86,6 +87,7 @@ macro_rules! corners {
             case!("256 x 128", a: $t [257, 400], w: $t [150, 400], a_scale: F32 [257, 4], w_scale: F32 [2, 4], bias: Bf16 [150]; tile("256x128"), act("gelu")),
             case!("256 x 128, 2 splits", a: $t [70, 1040], w: $t [130, 1040], a_scale: F32 [70, 5], w_scale: F32 [65, 5]; tile("256x128"), splits(2), of_n(2), of_k(256), to("f32")),
             case!("128 x 128", a: $t [129, 1296], w: $t [150, 1296], a_scale: F32 [129, 11], w_scale: F32 [38, 11], bias: F32 [150]; tile("128x128"), of_n(4)),
+            case!("64 x 128", a: $t [70, 784], w: $t [132, 784], a_scale: F32 [70, 7], w_scale: F32 [2, 7], bias: Bf16 [132]; tile("64x128"), splits(2), act("silu")),
             case!("64 x 64", a: $t [65, 272], w: $t [70, 272], a_scale: F32 [65, 3], w_scale: F32 [70, 3], bias: F32 [70]; tile("64x64"), splits(3), of_n(1)),
             case!("elements", a: $t [33, 277], w: $t [50, 277], a_scale: F32 [33, 3], w_scale: F32 [7, 3], bias: F16 [50]; tile("elements"), of_n(8), to("f16")),
             case!("16 x 16", a: $t [13, 2064], w: $t [40, 2064], a_scale: F32 [13, 17], w_scale: F32 [1, 17]; tile("16x16"), act("silu")),
@@ -112,9 +114,9 @@ macro_rules! corners {
         ]
     };
 }
-corners!(CORNERS: plain, 10, 30);
+corners!(CORNERS: plain, 11, 33);
 corners!(PER_TOKEN_CORNERS: per_token);
-corners!(BLOCK_CORNERS: block, 14, 42);
+corners!(BLOCK_CORNERS: block, 15, 45);
 corners!(BATCHED_CORNERS: batched);
 
 /// Calls a safe function that takes a bias.
