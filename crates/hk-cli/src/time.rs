@@ -35,8 +35,8 @@ pub struct Args {
     /// A tensor of the call, instead of a case.
     #[arg(long = "tensor", value_name = "NAME=TYPE[SIZES]")]
     tensors: Vec<Tensor>,
-    /// With --tensor: a parameter of the call.
-    #[arg(long = "param", value_name = "NAME=VALUE", requires = "tensors", value_parser = run::parameter)]
+    /// A parameter of the call, in place of the case's.
+    #[arg(long = "param", value_name = "NAME=VALUE", conflicts_with = "rows", value_parser = run::parameter)]
     params: Vec<(String, String)>,
     /// Execute each launch after it is modelled, so that later ones see what it writes: for calls whose launches depend on data.
     /// Without it only sampled workgroups run, and a launch of any size takes seconds.
@@ -182,7 +182,11 @@ fn chosen(op: &'static Operator, args: &Args) -> Result<Case> {
     let mut all = cases::of(op, args.set.unwrap_or(Set::All))?;
     let labels: Vec<_> = all.iter().map(|case| format!("`{}`", case.label)).collect();
     match all.iter().position(|case| case.label.contains(part)) {
-        Some(i) => Ok(all.swap_remove(i)),
+        Some(i) => {
+            let mut case = all.swap_remove(i);
+            run::set_scalars(&mut case.call, args.params.iter().map(|(name, value)| (&**name, &**value)))?;
+            Ok(case)
+        }
         None => Err(Failure::new(format!(
             "{}: no case `{part}`, expected a part of {}",
             op.name,

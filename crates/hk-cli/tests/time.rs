@@ -42,6 +42,14 @@ fn larger_calls_take_longer() {
 }
 
 #[test]
+fn parameters_take_the_place_of_those_of_a_case() {
+    for tile in ["64x64", "64x128"] {
+        let table = text(&["gemm_a16w16", "--part", "mi355x", "--param", &format!("tile={tile}")]);
+        assert!(table.contains(&format!("| gemm_bf16_{tile} ")), "{table}");
+    }
+}
+
+#[test]
 fn counters_are_those_of_an_execution() {
     let rows = text(&["rmsnorm", "--counters"]);
     let mut lines = rows.lines();
@@ -90,6 +98,7 @@ fn wrong_command_lines_say_what_is_wrong() {
     fails(&["rmsnorm", "--case", "none"], 1, "no case `none`, expected a part of `");
     fails(&["rmsnarm"], 1, "no operator `rmsnarm`");
     fails(&["rmsnorm", "--tensor", "x=bf16[2,4]"], 1, "weight");
+    fails(&["rmsnorm", "--param", "tile=64x64"], 1, "tile");
     fails(&[], 2, "OP");
     fails(&["rmsnorm", "--rows", "rows.csv"], 2, "--rows");
     fails(&["--rows", "rows.csv"], 2, "--objects");
