@@ -127,7 +127,7 @@ pub fn described(op: &'static Operator, tensors: &[Tensor], params: &[(String, S
         }
         call.set(name, spec.clone())?;
     }
-    run::set_scalars(&mut call, params.iter().map(|(name, value)| (&**name, &**value)))?;
+    run::set_scalars(&mut call, params)?;
     Ok(call)
 }
 

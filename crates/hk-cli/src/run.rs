@@ -176,7 +176,7 @@ pub fn fp8_of(arch: Arch, op: &Operator, params: &[(String, String)]) -> Vec<(&'
 /// The call that the command line describes.
 fn call(op: &'static Operator, args: &Args) -> Result<HostCall> {
     let mut call: HostCall = Call::new(op);
-    set_scalars(&mut call, args.params.iter().map(|(name, value)| (&**name, &**value)))?;
+    set_scalars(&mut call, &args.params)?;
     for name in &args.want {
         call.want(name)?;
     }
@@ -188,17 +188,12 @@ fn call(op: &'static Operator, args: &Args) -> Result<HostCall> {
 }
 
 /// Sets the parameters of a command line, each at most once.
-pub fn set_scalars<'a, V: Described>(
-    call: &mut Call<V>,
-    params: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<()> {
-    let mut set = Vec::new();
-    for (name, value) in params {
-        if set.contains(&name) {
+pub fn set_scalars<V: Described>(call: &mut Call<V>, params: &[(String, String)]) -> Result<()> {
+    for (i, (name, value)) in params.iter().enumerate() {
+        if params[..i].iter().any(|(other, _)| other == name) {
             return Err(Failure::new(format!("--param {name}: given twice")));
         }
         call.parse_scalar(name, value)?;
-        set.push(name);
     }
     Ok(())
 }

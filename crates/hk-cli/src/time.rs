@@ -184,7 +184,7 @@ fn chosen(op: &'static Operator, args: &Args) -> Result<Case> {
     match all.iter().position(|case| case.label.contains(part)) {
         Some(i) => {
             let mut case = all.swap_remove(i);
-            run::set_scalars(&mut case.call, args.params.iter().map(|(name, value)| (&**name, &**value)))?;
+            run::set_scalars(&mut case.call, &args.params)?;
             Ok(case)
         }
         None => Err(Failure::new(format!(

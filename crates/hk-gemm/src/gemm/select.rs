@@ -435,8 +435,10 @@ pub(crate) struct Pipeline {
 /// Tile, split-K and rasterization of a GEMM.
 ///
 /// By default it follows from the sizes and the device. Up to 64 rows, the tile is the one with the fewest rows that hold them
-/// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few). On gfx950
-/// it is any of them, and up to 256 rows several skinny tiles along M may share the weights.
+/// all, or from 17 rows on one through LDS (on sm_90, up to 16 rows the narrowest, with twice the waves where blocks are few; on gfx942
+/// 64 x 32 from 17 rows on, one through LDS from 33). On gfx950 it is any of them, and up to 256 rows several skinny tiles along M may
+/// share the weights. On both, where memory is slower than what CUs load, it is 64 x 128 over whole K if that gives more than half of the
+/// CUs a block and none two; on gfx942 from 9 rows on.
 /// Otherwise, and among several, it is the one with the shortest modelled time: the longest of matrix instructions, loads of a CU
 /// and memory, plus what split-K adds, a launch and the traffic of partial sums, the launch also where the last block of a tile sums
 /// them. K is split into the fewest slices within a tenth of the shortest time. Without a workspace it is not split.
@@ -803,7 +805,9 @@ mod tests {
         for m in [1, 16, 17, 32, 33, 64] {
             let config = choose(m, 4096, 4096, true);
             let rows = config.tile.shape().0;
-            assert!((config.tile.skinny() || m > 32) && rows >= m && rows < m + 48, "{config:?}");
+            // 64 x 32 serves from 17 rows on.
+            let spare = if (17..=32).contains(&m) { 48 } else { 32 };
+            assert!((config.tile.skinny() || m > 32) && rows >= m && rows < m + spare, "{config:?}");
             // Most CUs have work, if K has enough of it.
             let config = choose(m, 1280, 1 << 20, true);
             let n_tiles = 1280_usize.div_ceil(config.tile.shape().1);
