@@ -937,7 +937,7 @@ class Decode {
         i32 at = split_.begin + i32(hk::wave_id()) * kStep;
         const i32 end = i32(hk::uniform(u32(split_.end)));
         at = i32(hk::uniform(u32(at)));
-        if (at >= end) return;
+        if (kSets == 2 && at >= end) return;
         Walk steps = walk_from(at, end);
         if constexpr (kPieces) first_ = i32(hk::uniform(u32(split_.begin) + skip));
         // Only the first wave of the first split has rows that no query sees.
@@ -985,11 +985,13 @@ class Decode {
                 } while (at < end);
             }
         } else {
+            // Queries, for which waves meet, while keys are on their way. A wave without keys has a step that is masked, and loads nothing.
             Windows windows = steps.next();
             K k = load_keys(windows);
             V v = load_values(windows, skip);
             Scales scales = load_scales(windows, skip);
             u32 missing = windows.missing;
+            load_queries();
             for (;;) {
                 clean(k, v, missing, at);
                 multiply_keys(k, missing);
@@ -1123,7 +1125,7 @@ class Decode {
     /// `skip`: keys at the split's beginning that no row sees.
     HK_FN void run(u32 skip) {
         if (!split_.poison && split_.begin < split_.end) {
-            load_queries();
+            if constexpr (kSets == 2) load_queries();
             set_up();
             walk(skip);
         }

@@ -416,6 +416,11 @@ impl GemmTile {
         }
     }
 
+    /// Consecutive tiles along M that share a tile of weights in L2: those of 2,048 rows.
+    const fn group(self) -> usize {
+        2048 / self.info().m
+    }
+
     /// Whether waves split K among them and load from memory to registers: a skinny tile.
     pub(crate) const fn skinny(self) -> bool {
         matches!(self, Self::S16x16 | Self::S16x16Twice | Self::S16x32 | Self::S32x32 | Self::S64x32)
@@ -594,22 +599,23 @@ impl Job<'_> {
         busiest + if splits > 1 { split } else { 0.0 }
     }
 
-    /// The split-K that makes a tile's time shortest, and that time.
+    /// A tile's split-K, and its time: the fewest slices within a tenth of the shortest, as the model is no better than that and partial
+    /// sums are traffic. Where the workspace is too short for it, the same of those that it has room for: they take longer, so that no
+    /// other tile wins than with a long one.
     fn fastest(&self, tile: GemmTile) -> (GemmConfig, f64) {
-        let t = tile.info();
         let parts = self.precision.bytes(self.sizes[3]).div_ceil(tile.stretch(self.info.arch)).max(1);
-        let most = parts.min(self.most_splits);
-        let group = (2048 / t.m).max(1);
-        let configs = || {
+        let config = |splits| GemmConfig { tile, splits, group: tile.group() };
+        let fewest = |most: usize| {
             let splits = SPLITS.into_iter().filter(|&n| n == 1 || n <= most);
             // Slices of whole stretches, none empty.
             let splits = splits.map(|n| parts.div_ceil(parts.div_ceil(n)));
-            splits.map(|splits| GemmConfig { tile, splits, group }).map(|config| (config, self.time(config)))
+            let timed: Vec<_> = splits.map(config).map(|config| (config, self.time(config))).collect();
+            let shortest = timed.iter().fold(f64::INFINITY, |shortest, (_, time)| time.min(shortest));
+            timed.into_iter().find(|(_, time)| *time <= 1.1 * shortest)
         };
-        let shortest = configs().fold(f64::INFINITY, |shortest, (_, time)| time.min(shortest));
-        // The fewest slices within a tenth of it: the model is no better than that, and partial sums are traffic.
-        let few = configs().find(|(_, time)| *time <= 1.1 * shortest);
-        few.unwrap_or((GemmConfig { tile, splits: 1, group }, f64::INFINITY))
+        let room = |(config, _): &(GemmConfig, f64)| config.splits <= self.most_splits.max(1);
+        let few = fewest(parts).filter(room).or_else(|| fewest(parts.min(self.most_splits)));
+        few.unwrap_or((config(1), f64::INFINITY))
     }
 
     /// The GEMM by bulk tensor copies that takes the shortest time; `None` where there is none, or where skinny tiles or split-K serve few
@@ -646,7 +652,7 @@ impl Job<'_> {
         let all = tiles.map(|&(tile, width, stage)| {
             let blocks = m.div_ceil(tile.shape().0).saturating_mul(n.div_ceil(width));
             let time = blocks.div_ceil(cus) as f64 * (stages * stage + ENDS);
-            let config = GemmConfig { tile, splits: 1, group: 2048 / tile.shape().0 };
+            let config = GemmConfig { tile, splits: 1, group: tile.group() };
             (blocks, Bulk { config, width, time })
         });
         let (blocks, bulk) = all.min_by(|(_, a), (_, b)| a.time.total_cmp(&b.time))?;
@@ -703,7 +709,7 @@ impl Job<'_> {
         let streams =
             amd && rates.fill < rates.byte && self.vectorized && self.second.is_none() && serves(tile);
         if streams && rows.contains(&self.sizes[1]) && (cus / 2 + 1..=cus).contains(&blocks) {
-            return GemmConfig { tile, splits: 1, group: 2048 / tile.shape().0 };
+            return GemmConfig { tile, splits: 1, group: tile.group() };
         }
         let few_rows: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
