@@ -69,10 +69,44 @@ struct Split : Work {
 };
 HK_FN KeyRange keys_of(const Params &, const Split &split) { return {split.begin, split.end - 1}; }
 
-/// Walks along a wave's steps of the keys of a sequence in pages. The rows of a step are in two windows; those of pages that are not
-/// in the cache, and rows past the last one, read as zero.
+/// Rows of a part of a step, in a window: those that are not there read as zero.
+struct WindowRows {
+    static constexpr bool kZeroes = true;
+    hk::Window window;
+    HK_FN WindowRows() = default;
+    HK_FN WindowRows(u64 at, u32 stride, u32 after, u32 bytes, bool there)
+        : window(reinterpret_cast<GlobalPtr<const u8>>(at), there ? after * stride + bytes : 0) {}
+    template <class E>
+    HK_FN E load(u32 offset) const {
+        return window.load<E>(offset);
+    }
+};
+
+/// The same by address. On sm_90 checks of bounds, and zeros in case that they fail, are half of the loop: the last row that is there is read in
+/// place of those after it.
+struct ClampedRows {
+    static constexpr bool kZeroes = false;
+    u64 at;
+    u32 stride, after;
+    HK_FN ClampedRows() = default;
+    HK_FN ClampedRows(u64 at, u32 stride, u32 after, u32, bool) : at(at), stride(stride), after(after) {}
+    HK_FN u64 row(u32 index) const { return at + u64(index < after ? index : after) * stride; }
+};
+
+template <int kRowsPerLane>
+struct RowsOf {
+    using Type = WindowRows;
+};
+template <>
+struct RowsOf<2> {
+    using Type = ClampedRows;
+};
+
+/// Walks along a wave's steps of the keys of a sequence in pages. The rows of a step are in two parts; those of pages that are not
+/// in the cache are some of page 0, or read as zero.
 class StepWalk {
     static constexpr int kParts = kKeys / kPageRows;
+    using PartRows = typename RowsOf<hk::kRowsPerLane>::Type;
     /// `after` + 1 rows of a page from a token on, if they are there.
     struct Part {
         u32 page, token, after;
@@ -89,9 +123,10 @@ class StepWalk {
         HK_FN Rows(const KeyRows &of, u32 head)
             : page_0(detail::uniform_address(of.descale + u64(i64(head) * of.descale_head) * 4)),
               page_stride(of.descale_batch * 4), stride(4), bytes(4) {}
-        HK_FN hk::Window window(const Part &part) const {
+        template <class To>
+        HK_FN To of(const Part &part) const {
             const u64 at = page_0 + u64(i64(part.page) * page_stride) + u64(part.token) * stride;
-            return {reinterpret_cast<GlobalPtr<const u8>>(at), part.there ? part.after * stride + bytes : 0};
+            return {at, stride, part.after, bytes, part.there};
         }
     };
     Rows k_, v_;
@@ -102,7 +137,7 @@ class StepWalk {
 
   public:
     struct Windows {
-        hk::Window k[kParts], v[kParts];
+        PartRows k[kParts], v[kParts];
         Part part[kParts];
         u32 missing;  // bit i + 1: rows of part i are of a page that is not in the cache (bit 0 is made in vector registers)
     };
@@ -124,12 +159,13 @@ class StepWalk {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             // No saturating subtraction: there is no scalar one.
-            const u32 row = row_ + i * kPageRows, after = end_ - 1 - row, most = kPageRows - 1;
+            const u32 row = row_ + i * kPageRows, last = end_ - 1, most = kPageRows - 1;
             const bool inside = row < end_, there = entry_[i] < n_pages_;
-            const u32 token = hk::DivMod(row, tokens_, inverse_).remainder, rows = after < most ? after : most;
-            windows.part[i] = {entry_[i], token, rows, inside && there};
-            windows.k[i] = k_.window(windows.part[i]);
-            windows.v[i] = v_.window(windows.part[i]);
+            const u32 first = PartRows::kZeroes || inside ? row : last, after = last - first;
+            const u32 token = hk::DivMod(first, tokens_, inverse_).remainder, rows = after < most ? after : most;
+            windows.part[i] = {PartRows::kZeroes || there ? entry_[i] : 0, token, rows, inside && there};
+            windows.k[i] = k_.of<PartRows>(windows.part[i]);
+            windows.v[i] = v_.of<PartRows>(windows.part[i]);
             windows.missing |= (u32(!there) & u32(inside)) << (i + 1);
         }
         row_ += kKeysOfBlock;
@@ -138,7 +174,7 @@ class StepWalk {
     }
     /// The factors of tokens of a part, for keys or values.
     HK_FN static hk::Window factors(const KeyRows &of, u32 head, const Part &part) {
-        return Rows(of, head).window(part);
+        return Rows(of, head).of<WindowRows>(part).window;
     }
 
   private:
@@ -204,6 +240,7 @@ template <class T, class From, int kD, int kM = 1, class In = Alone>
 class Decode {
     static constexpr u32 kRows = kM * kDim;
     static constexpr bool kPieces = kOfPieces<From>;
+    static constexpr bool kClamps = !kPieces && !RowsOf<hk::kRowsPerLane>::Type::kZeroes;
     static constexpr int kOwn = hk::kRowsPerLane;
     static constexpr int kBytes = From::kBytes;
     using Mma = hk::FragMma<T, T, kDim>;
@@ -272,7 +309,7 @@ class Decode {
         Vec<float, 2> sums[kWaves][kRows];
         union {
             struct {
-                hk::Frag q[kQueriesInLds ? kM * kQFrags : 1][kQueriesInLds ? hk::kWaveSize : 1];
+                Vec<u32, 4> q[kQueriesInLds ? kM * kQFrags : 1][kOwn][kQueriesInLds ? hk::kWaveSize : 1];
                 float unit[kQueriesInLds ? kRows : 1];
             };
             Vec<float, 4> o[kWaves][kDim][kDim];
@@ -397,7 +434,14 @@ class Decode {
                 float unit = 1.0f;
                 of_tile(m, q, unit);
 #pragma unroll
-                for (int i = 0; i < kQFrags; ++i) lds_.q[m * kQFrags + i][hk::lane_id()] = q[i];
+                for (int i = 0; i < kQFrags; ++i) {
+                    auto &to = lds_.q[m * kQFrags + i];
+                    if constexpr (kOwn == 1)
+                        to[0][hk::lane_id()] = q[i];
+                    else
+                        to[0][hk::lane_id()] = __builtin_shufflevector(q[i], q[i], 0, 4, 1, 5),
+                        to[1][hk::lane_id()] = __builtin_shufflevector(q[i], q[i], 2, 6, 3, 7);
+                }
                 if (kSplit && group == 0) lds_.unit[m * kDim + hk::row_of_lane<kDim>(hk::lane_id())] = unit;
             }
             hk::block_barrier();
@@ -431,15 +475,24 @@ class Decode {
         return split.unit;
     }
     HK_FN hk::Frag query_frag(int m, int i) const {
-        if constexpr (kQueriesInLds)
-            return lds_.q[m * kQFrags + i][hk::lane_id()];
-        else
+        if constexpr (!kQueriesInLds) {
             return q_[m][i];
+        } else {
+            const auto &from = lds_.q[m * kQFrags + i];
+            // In the order of mma.sync's operand: rows alternate.
+            if constexpr (kOwn == 1)
+                return from[0][hk::lane_id()];
+            else
+                return __builtin_shufflevector(from[0][hk::lane_id()], from[1][hk::lane_id()], 0, 2, 4, 6, 1, 3, 5, 7);
+        }
     }
 
     HK_FN float cache_scale(const KeyRows &rows) const {
         return kScales ? 1.0f : rows.scale(split_.sequence, split_.kv_head);
     }
+
+    /// Key of a tile of a lane's first values.
+    HK_FN static u32 value_key(u32 n, u32 group) { return group * 4 + (kShare == 2 ? n / 8 * 2 : 0); }
 
     HK_FN void set_up() {
         const Params &p = params();
@@ -463,17 +516,18 @@ class Decode {
                 }
                 continue;
             }
+            // Beside the last column Q is zero, and outputs are not stored.
+            const auto offset = [](u32 byte, u32 bytes, u32 row) __attribute__((always_inline)) {
+                if (kClamps) return byte < bytes ? byte : 0;
+                return byte < bytes ? row + byte : hk::Window::kOutOfBounds;
+            };
 #pragma unroll
-            for (int i = 0; i < kKLoads; ++i) {
-                const u32 byte = i * 64 + group * 16;
-                k_offset_[r][i] =
-                    byte < p.dqk * kBytes ? n * u32(p.cache.k.token_group) + byte : hk::Window::kOutOfBounds;
-            }
-            const u32 key = group * 4 + (kShare == 2 ? n / 8 * 2 : 0);
+            for (int i = 0; i < kKLoads; ++i)
+                k_offset_[r][i] = offset(i * 64 + group * 16, p.dqk * kBytes, n * u32(p.cache.k.token_group));
 #pragma unroll
             for (int i = 0; i < kVParts; ++i) {
                 const u32 byte = (i * kDim + (kShare == 2 ? n % 8 : n)) * kVAccess;
-                v_offset_[r][i] = byte < p.dv * kBytes ? key * v_stride_ + byte : hk::Window::kOutOfBounds;
+                v_offset_[r][i] = offset(byte, p.dv * kBytes, value_key(n, group) * v_stride_);
             }
         }
 
@@ -525,14 +579,21 @@ class Decode {
     }
 
     HK_FN static Vec<u32, 4> piece_at(u64 at) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(at); }
-    /// Past L1 where it has what registers do not hold.
-    template <class E>
-    HK_FN static E load_once(const hk::Window &window, u32 offset) {
-        if constexpr (kOwn > 1 && sizeof(E) == 16)
-            return window.load_streaming(offset);
-        else
-            return window.template load<E>(offset);
-    }
+    /// A row of a part: of a window itself, which offsets are from the beginning of.
+    HK_FN static const WindowRows &row_of(const WindowRows &rows, u32) { return rows; }
+    struct RowAt {
+        u64 at;
+        template <class E>
+        HK_FN E load(u32 offset) const {
+            const auto from = reinterpret_cast<GlobalPtr<const E>>(at + offset);
+#if defined(HK_AMD)
+            return *from;
+#else
+            return hk::load_streaming(from);  // L1 has what registers do not hold
+#endif
+        }
+    };
+    HK_FN static RowAt row_of(const ClampedRows &rows, u32 index) { return {rows.row(index)}; }
     HK_FN K load_keys(const Windows &windows) const {
         K k;
         if constexpr (kPieces) {
@@ -551,9 +612,10 @@ class Decode {
             for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
                 for (int r = 0; r < kOwn; ++r) {
+                    const auto row = row_of(windows.k[t], hk::row_of_lane<kDim>(hk::lane_id(), r));
 #pragma unroll
                     for (int i = 0; i < kKLoads; ++i)
-                        k.row[t][r][i] = load_once<Vec<u32, 4>>(windows.k[t], k_offset_[r][i]);
+                        k.row[t][r][i] = row.template load<Vec<u32, 4>>(k_offset_[kClamps ? 0 : r][i]);
                 }
             }
             return k;
@@ -575,15 +637,20 @@ class Decode {
 #pragma unroll
                 for (int r = 0; r < kOwn; ++r) {
                     const u32 n = hk::row_of_lane<kDim>(hk::lane_id(), r);
-                    const u32 first =
-                        t * kDim + hk::group_of_lane<kDim>(hk::lane_id()) * 4 + (kShare == 2 ? n / 8 * 2 : 0);
+                    const u32 key = value_key(n, hk::group_of_lane<kDim>(hk::lane_id()));
 #pragma unroll
                     for (u32 i = 0; i < kVKeys; ++i) {
+                        const bool seen = t * kDim + key + i >= skip;
+                        const auto row = row_of(windows.v[t], seen ? key + i : skip);
 #pragma unroll
                         for (int part = 0; part < kVParts; ++part) {
-                            const u32 offset = first + i < skip ? hk::Window::kOutOfBounds : v_offset_[r][part];
-                            v.key[t][r][i][part] =
-                                load_once<Vec<u32, kVAccess / 4>>(windows.v[t], offset + i * v_stride_);
+                            using Access = Vec<u32, kVAccess / 4>;
+                            const u32 offset = v_offset_[r][part];
+                            if constexpr (kClamps)
+                                v.key[t][r][i][part] = row.template load<Access>(offset);
+                            else
+                                v.key[t][r][i][part] = row.template load<Access>(
+                                    (seen ? offset : hk::Window::kOutOfBounds) + i * v_stride_);
                         }
                     }
                 }
@@ -591,8 +658,23 @@ class Decode {
             return v;
         }
     }
-    /// Of pieces, in place: zeros beside the columns of K, and for values that no query sees.
-    HK_FN void clean(K &k, V &v, u32 missing, i32 at) const {
+    /// In place: of pieces, zeros beside the columns of K, and for values that no query sees; of rows, for values of pages that are not there.
+    HK_FN void clean([[maybe_unused]] K &k, V &v, u32 missing, [[maybe_unused]] i32 at) const {
+        if constexpr (kClamps) {
+            if (missing == 0) return;
+#pragma unroll
+            for (int t = 0; t < kTilesOfStep; ++t) {
+                const u32 keep = missing >> (t + 1) & 1 ? 0 : ~0u;
+#pragma unroll
+                for (auto &rows : v.key[t]) {
+#pragma unroll
+                    for (auto &row : rows) {
+#pragma unroll
+                        for (auto &part : row) part &= keep;
+                    }
+                }
+            }
+        }
         if constexpr (kPieces) {
             const u32 group = hk::group_of_lane<kDim>(hk::lane_id());
             if (k_tail_) {
@@ -1172,10 +1254,34 @@ class Decode {
     }
 
   private:
-    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place.
+    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place. Meanwhile the first sums of values
+    /// are on their way.
     HK_FN void merge_parts(const Params &p, u32 first_row) const {
         const u32 own = hk::thread_x() % kDim, parts = hk::uniform(split_.parts), place = thread_place();
         const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
+        // All threads have columns, however few rows there are.
+        constexpr u32 kRuns = kPasses * kDim, kAhead = 16;
+        struct Ahead {
+            Vec<float, 4> acc[kAhead];
+        };
+        const u64 stride = Partial::acc_bytes(p, p.splits.rows);
+        const u64 first = detail::uniform_address(p.splits.acc + Partial::acc_bytes(p, first_partial(p)));
+        // Of run `at`, from part s on. Without a run or a part the last one's: branches would wait for earlier loads.
+        const auto load = [&](u32 at, u32 s) __attribute__((always_inline)) {
+            const u32 last = rows * kRuns - 1, run = at < last ? at : last, col = run % kRuns * 4;
+            const Row of = row(p, first_row + run / kRuns);
+            const u32 offset = u32(Partial::acc_bytes(p, of.query * p.heads + of.head)) + (col < p.dv ? col * 4 : 0);
+            u64 part = first + u64(s) * stride;
+            Ahead ahead;
+#pragma unroll
+            for (u32 i = 0; i < kAhead; ++i) {
+                ahead.acc[i] = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(part + offset);
+                part += s + i + 1 < parts ? stride : 0;
+            }
+            hk::sched_barrier();
+            return ahead;
+        };
+        Ahead ahead = load(hk::thread_x(), 0);
         // Threads without a row have another of the tile: what other tiles leave may not be there yet.
         const Row of_sums = row(p, first_row + (own < rows ? own : 0));
         copy_parts<kThreads / kDim, kMostParts>(
@@ -1192,32 +1298,19 @@ class Decode {
             if (of.valid && place == 0) store_lse(p, of, merged.lse());
         }
         hk::block_barrier();
-        // All threads have columns, however few rows there are.
-        constexpr u32 kRuns = kPasses * kDim, kAhead = 16;
-        const u64 stride = Partial::acc_bytes(p, p.splits.rows);
-        const u64 first = detail::uniform_address(p.splits.acc + Partial::acc_bytes(p, first_partial(p)));
 #pragma unroll 1
         for (u32 at = hk::thread_x(); at < rows * kRuns; at += kThreads) {
             const u32 r = at / kRuns, col = at % kRuns * 4;
-            const Row of = row(p, first_row + r);
-            if (!of.valid || col >= p.dv) continue;
-            const u32 offset = u32(Partial::acc_bytes(p, of.query * p.heads + of.head)) + col * 4;
-            u64 part = first;
             Vec<float, 4> sum = 0.0f;
-            for (u32 s = 0; s < parts; s += kAhead) {
-                Vec<float, 4> acc[kAhead];
-                float factor[kAhead];
+            for (u32 s = 0;;) {
 #pragma unroll
-                for (u32 i = 0; i < kAhead; ++i) {
-                    factor[i] = lds_.parts[s + i][r][0];
-                    acc[i] = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(part + offset);
-                    part += s + i + 1 < parts ? stride : 0;
-                }
-                hk::sched_barrier();
-#pragma unroll
-                for (u32 i = 0; i < kAhead; ++i) add_part(sum, acc[i], factor[i]);
+                for (u32 i = 0; i < kAhead; ++i) add_part(sum, ahead.acc[i], lds_.parts[s + i][r][0]);
+                s += kAhead;
+                if (s >= parts) break;
+                ahead = load(at, s);
             }
-            store_run(p, of, col, sum);
+            if (col < p.dv) store_run(p, row(p, first_row + r), col, sum);
+            if (hk::uniform(at - hk::thread_x()) + kThreads < rows * kRuns) ahead = load(at + kThreads, 0);
         }
     }
 };
@@ -1279,6 +1372,8 @@ HK_FN void decode(const typename In::Kernel &kernel, u32 task, typename Decode<T
     find_keys(d.all, split);
     u32 skip;
     if (!find_split<kRows>(d, split, skip)) return;
+    // Rows are read whether their page is there or not.
+    if constexpr (hk::kRowsPerLane > 1) split.poison |= d.all.pages.n_pages == 0 && split.begin < split.end;
     Decode<T, From, kD, kM, In>(kernel, split, lds).run(skip);
 }
 template <class T, class From, int kD, int kTiles>

@@ -19,7 +19,7 @@ inline constexpr bool kPersistentBlocks = false;
 // Registers bound occupancy, and with it the loads in flight: a wave holds little and finishes soon.
 inline constexpr int kMaxColsPerLane = 32;
 inline constexpr int kLoadsPerLane = 2;
-inline constexpr bool kHasCvtFromFp8 = false;
+inline constexpr bool kHasCvtFromFp8 = true;  // cvt.rn.f16x2.e4m3x2, exact
 inline constexpr bool kHasMaxNan = true;  // maximum that propagates NaN
 inline constexpr bool kOpaqueBytes =
     true;  // ptxas 12 takes the store of a low byte of f32 bits for a conversion to an integer

@@ -12,6 +12,20 @@ HK_FN T load_uniform(u64 address) {
     return *reinterpret_cast<GlobalPtr<const T>>(address);
 }
 
+/// Loads what no other wave reads: past L1 and, of 16 bytes, with 128 bytes to L2.
+template <class V>
+HK_FN V load_streaming(GlobalPtr<const V> at) {
+    if constexpr (sizeof(V) == 16) {
+        u32 a, b, c, d;
+        asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+            : "l"(reinterpret_cast<u64>(at)));
+        return __builtin_bit_cast(V, Vec<u32, 4>{a, b, c, d});
+    } else {
+        return __builtin_nontemporal_load(at);
+    }
+}
+
 /// `*at`, of 16 bytes, if `there`, else unspecified. Predicated on NVIDIA GPUs: a branch would wait for earlier loads.
 template <class V>
 HK_FN V load_predicated(GlobalPtr<const V> at, bool there) {

@@ -11,16 +11,16 @@ namespace detail {
 HK_FN u32 bits_of(float v) { return __builtin_bit_cast(u32, v); }
 
 /// The low bytes of four dwords, packed.
-HK_FN u32 low_bytes(u32 a, u32 b, u32 c, u32 d) { return (a & 0xffu) | (b & 0xffu) << 8 | (c & 0xffu) << 16 | d << 24; }
+HK_FN u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
+    return __nvvm_prmt(__nvvm_prmt(a, b, 0x0040), __nvvm_prmt(c, d, 0x0040), 0x5410);
+}
 
 /// Transposes a 4 x 4 matrix of bytes, a dword per row.
 HK_FN Vec<u32, 4> transpose_bytes(Vec<u32, 4> w) {
-    Vec<u32, 4> out;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        out[i] = low_bytes(w[0] >> (8 * i), w[1] >> (8 * i), w[2] >> (8 * i), w[3] >> (8 * i));
-    }
-    return out;
+    const u32 first = __nvvm_prmt(w[0], w[1], 0x5140), second = __nvvm_prmt(w[2], w[3], 0x5140);
+    const u32 third = __nvvm_prmt(w[0], w[1], 0x7362), fourth = __nvvm_prmt(w[2], w[3], 0x7362);
+    return {__nvvm_prmt(first, second, 0x5410), __nvvm_prmt(first, second, 0x7632), __nvvm_prmt(third, fourth, 0x5410),
+            __nvvm_prmt(third, fourth, 0x7632)};
 }
 
 /// The high bytes of four floats, packed.
@@ -41,7 +41,10 @@ HK_FN u32 native_fp8(float a, float b, float c, float d) {
 }
 
 /// The values of the four fp8 of a dword, in the target's own encoding, where kHasCvtFromFp8.
-HK_FN Vec<float, 4> native_fp8_values(u32 dword);
+HK_FN Vec<float, 4> native_fp8_values(u32 dword) {
+    const auto low = __nvvm_e4m3x2_to_f16x2_rn(short(dword)), high = __nvvm_e4m3x2_to_f16x2_rn(short(dword >> 16));
+    return {float(low[0]), float(low[1]), float(high[0]), float(high[1])};
+}
 
 /// fp4 of eight values, and the values of eight fp4, where kHasCvtFp4.
 HK_FN u32 native_fp4(Vec<float, 8> v);

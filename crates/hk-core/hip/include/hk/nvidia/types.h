@@ -38,15 +38,13 @@ HK_FN u32 lds_address(const void *at) {
 }
 
 // Packs the high 16 bits of two dwords.
-HK_FN u32 high_halves(u32 low, u32 high) { return (high & 0xffff0000u) | (low >> 16); }
+HK_FN u32 high_halves(u32 low, u32 high) { return __nvvm_prmt(low, high, 0x7632u); }
 
 /// Packs the low, or the high, 16 bits of two dwords.
 struct SelectHalf {
-    bool high;
-    HK_FN explicit SelectHalf(bool high) : high(high) {}
-    HK_FN u32 operator()(u32 first, u32 second) const {
-        return high ? high_halves(first, second) : (second << 16 | (first & 0xffffu));
-    }
+    u32 selector;
+    HK_FN explicit SelectHalf(bool high) : selector(high ? 0x7632u : 0x5410u) {}
+    HK_FN u32 operator()(u32 first, u32 second) const { return __nvvm_prmt(first, second, selector); }
 };
 
 }  // namespace detail
