@@ -1254,34 +1254,10 @@ class Decode {
     }
 
   private:
-    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place. Meanwhile the first sums of values
-    /// are on their way.
+    /// The results of all splits for the rows of a tile: maxima and sums go to LDS, and factors in their place.
     HK_FN void merge_parts(const Params &p, u32 first_row) const {
         const u32 own = hk::thread_x() % kDim, parts = hk::uniform(split_.parts), place = thread_place();
         const u32 left = rows_used(p) - first_row, rows = left < kDim ? left : kDim;
-        // All threads have columns, however few rows there are.
-        constexpr u32 kRuns = kPasses * kDim, kAhead = 16;
-        struct Ahead {
-            Vec<float, 4> acc[kAhead];
-        };
-        const u64 stride = Partial::acc_bytes(p, p.splits.rows);
-        const u64 first = detail::uniform_address(p.splits.acc + Partial::acc_bytes(p, first_partial(p)));
-        // Of run `at`, from part s on. Without a run or a part the last one's: branches would wait for earlier loads.
-        const auto load = [&](u32 at, u32 s) __attribute__((always_inline)) {
-            const u32 last = rows * kRuns - 1, run = at < last ? at : last, col = run % kRuns * 4;
-            const Row of = row(p, first_row + run / kRuns);
-            const u32 offset = u32(Partial::acc_bytes(p, of.query * p.heads + of.head)) + (col < p.dv ? col * 4 : 0);
-            u64 part = first + u64(s) * stride;
-            Ahead ahead;
-#pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) {
-                ahead.acc[i] = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(part + offset);
-                part += s + i + 1 < parts ? stride : 0;
-            }
-            hk::sched_barrier();
-            return ahead;
-        };
-        Ahead ahead = load(hk::thread_x(), 0);
         // Threads without a row have another of the tile: what other tiles leave may not be there yet.
         const Row of_sums = row(p, first_row + (own < rows ? own : 0));
         copy_parts<kThreads / kDim, kMostParts>(
@@ -1298,19 +1274,32 @@ class Decode {
             if (of.valid && place == 0) store_lse(p, of, merged.lse());
         }
         hk::block_barrier();
+        // All threads have columns, however few rows there are.
+        constexpr u32 kRuns = kPasses * kDim, kAhead = 16;
+        const u64 stride = Partial::acc_bytes(p, p.splits.rows);
+        const u64 first = detail::uniform_address(p.splits.acc + Partial::acc_bytes(p, first_partial(p)));
 #pragma unroll 1
         for (u32 at = hk::thread_x(); at < rows * kRuns; at += kThreads) {
             const u32 r = at / kRuns, col = at % kRuns * 4;
+            const Row of = row(p, first_row + r);
+            if (!of.valid || col >= p.dv) continue;
+            const u32 offset = u32(Partial::acc_bytes(p, of.query * p.heads + of.head)) + col * 4;
+            u64 part = first;
             Vec<float, 4> sum = 0.0f;
-            for (u32 s = 0;;) {
+            for (u32 s = 0; s < parts; s += kAhead) {
+                Vec<float, 4> acc[kAhead];
+                float factor[kAhead];
 #pragma unroll
-                for (u32 i = 0; i < kAhead; ++i) add_part(sum, ahead.acc[i], lds_.parts[s + i][r][0]);
-                s += kAhead;
-                if (s >= parts) break;
-                ahead = load(at, s);
+                for (u32 i = 0; i < kAhead; ++i) {
+                    factor[i] = lds_.parts[s + i][r][0];
+                    acc[i] = *reinterpret_cast<GlobalPtr<const Vec<float, 4>>>(part + offset);
+                    part += s + i + 1 < parts ? stride : 0;
+                }
+                hk::sched_barrier();
+#pragma unroll
+                for (u32 i = 0; i < kAhead; ++i) add_part(sum, acc[i], factor[i]);
             }
-            if (col < p.dv) store_run(p, row(p, first_row + r), col, sum);
-            if (hk::uniform(at - hk::thread_x()) + kThreads < rows * kRuns) ahead = load(at + kThreads, 0);
+            store_run(p, of, col, sum);
         }
     }
 };
