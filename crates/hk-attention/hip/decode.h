@@ -1067,7 +1067,7 @@ class Decode {
                 } while (at < end);
             }
         } else {
-            // Queries, for which waves meet, while keys are on their way. A wave without keys has a step that is masked, and loads nothing.
+            // Queries, for which waves meet, while keys are in flight. A wave without keys has a step that is masked, and loads nothing.
             Windows windows = steps.next();
             K k = load_keys(windows);
             V v = load_values(windows, skip);
