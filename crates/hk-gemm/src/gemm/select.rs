@@ -888,6 +888,32 @@ mod tests {
         }
     }
 
+    /// With room for the choice and no more, it is the choice; with less, the slices fit.
+    #[test]
+    fn a_workspace_that_holds_the_choice_does_not_change_it() {
+        let mut of_card = Device::open("emu:gfx942").unwrap().info().clone();
+        (of_card.arch, of_card.compute_units) = (Arch::Sm90a, 132);
+        let amd = ["emu:gfx942", "emu:gfx942?cus=80", "emu:gfx950"];
+        let mut infos = amd.map(|spec| Device::open(spec).unwrap().info().clone()).to_vec();
+        infos.push(of_card);
+        for info in &infos {
+            for (m, n, k) in [4, 40, 129, 513]
+                .into_iter()
+                .flat_map(|m| [64, 2560, 6144].into_iter().map(move |n| (m, n)))
+                .flat_map(|(m, n)| [512, 8192, 32768].into_iter().map(move |k| (m, n, k)))
+            {
+                let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
+                let choice = |most_splits| {
+                    Job { info, precision, sizes, vectorized: true, most_splits, second: None }
+                        .choose(&plain())
+                };
+                let free = choice(32);
+                assert_eq!(choice(free.splits), free, "{}, {m} x {n} x {k}", info.arch);
+                assert!(choice(free.splits.div_ceil(2)).splits <= free.splits.div_ceil(2));
+            }
+        }
+    }
+
     /// Of those compared, the fastest by hk-time (crates/hk-time/validation/choices.py --floors).
     #[test]
     fn the_choice_on_mi355x() {
