@@ -59,8 +59,9 @@ pub fn compile_flags(arch: Arch) -> Vec<String> {
 
 /// The cache of the target directory that `path` lies in (a build script's `OUT_DIR`, or a running program).
 pub fn cache_dir(path: &Path) -> PathBuf {
-    // cargo marks every target directory.
-    let target = path.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    // cargo marks the target directories that it makes, and keeps what it knows of the compiler in all.
+    let marks = ["CACHEDIR.TAG", ".rustc_info.json"];
+    let target = path.ancestors().find(|dir| marks.iter().any(|mark| dir.join(mark).is_file()));
     // <target>/<profile>/build/<package>/out
     target.or_else(|| path.ancestors().nth(4)).unwrap_or(path).join("hk-cache")
 }
@@ -405,4 +406,21 @@ fn ptx_entries(ptx: &str) -> Vec<KernelEntry> {
         .filter_map(|rest| rest.split('(').next())
         .map(|name| KernelEntry { name: name.trim().into(), resources: None })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether cargo made the target directory, or found it there: build scripts and tests share a cache.
+    #[test]
+    fn the_cache_is_in_the_target_directory() {
+        for mark in ["CACHEDIR.TAG", ".rustc_info.json"] {
+            let target = tempfile::tempdir().unwrap();
+            std::fs::write(target.path().join(mark), "").unwrap();
+            for below in ["debug/build/hk-norm-0123/out", "tmp", "debug/deps/tests-0123"] {
+                assert_eq!(cache_dir(&target.path().join(below)), target.path().join("hk-cache"), "{mark}");
+            }
+        }
+    }
 }
