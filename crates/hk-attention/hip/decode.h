@@ -82,8 +82,8 @@ struct WindowRows {
     }
 };
 
-/// The same by address. On sm_90 checks of bounds, and zeros in case that they fail, are half of the loop: the last row that is there is read in
-/// place of those after it.
+/// The same by address, for sm_90, where a check of bounds and zeros in case that it fails are instructions of each load: the last row that is
+/// there is read in place of those after it.
 struct ClampedRows {
     static constexpr bool kZeroes = false;
     u64 at;
@@ -1067,7 +1067,7 @@ class Decode {
                 } while (at < end);
             }
         } else {
-            // Queries, for which waves meet, while keys are in flight. A wave without keys has a step that is masked, and loads nothing.
+            // Queries, for which waves meet, while keys are in flight. A wave without keys has a masked step of the last one.
             Windows windows = steps.next();
             K k = load_keys(windows);
             V v = load_values(windows, skip);
