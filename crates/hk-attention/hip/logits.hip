@@ -431,7 +431,9 @@ class Logits {
         } else {
             const float all = hk::reduce_over_lane_groups<kDim>(first, hk::Sum{});
             if constexpr (kQueries == 1) return all;
-            return group == 0 ? all : hk::reduce_over_lane_groups<kDim>(last, hk::Sum{});
+            // All lanes take part in both.
+            const float all_of_last = hk::reduce_over_lane_groups<kDim>(last, hk::Sum{});
+            return group == 0 ? all : all_of_last;
         }
     }
 
