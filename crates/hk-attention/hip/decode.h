@@ -80,17 +80,26 @@ struct WindowRows {
     HK_FN E load(u32 offset) const {
         return window.load<E>(offset);
     }
+    HK_FN const WindowRows &row(u32) const { return *this; }  // offsets are from the first row on
 };
 
 /// The same by address, for sm_90, where a check of bounds and zeros in case that it fails are instructions of each load: the last row that is
 /// there is read in place of those after it.
 struct ClampedRows {
     static constexpr bool kZeroes = false;
+    struct Row {
+        u64 at;
+        template <class E>
+        HK_FN E load(u32 offset) const {
+            // L1 has what registers do not hold.
+            return hk::load_streaming(reinterpret_cast<GlobalPtr<const E>>(at + offset));
+        }
+    };
     u64 at;
     u32 stride, after;
     HK_FN ClampedRows() = default;
     HK_FN ClampedRows(u64 at, u32 stride, u32 after, u32, bool) : at(at), stride(stride), after(after) {}
-    HK_FN u64 row(u32 index) const { return at + u64(index < after ? index : after) * stride; }
+    HK_FN Row row(u32 index) const { return {at + u64(index < after ? index : after) * stride}; }
 };
 
 template <int kRowsPerLane>
@@ -579,21 +588,6 @@ class Decode {
     }
 
     HK_FN static Vec<u32, 4> piece_at(u64 at) { return *reinterpret_cast<GlobalPtr<const Vec<u32, 4>>>(at); }
-    /// A row of a part: of a window itself, which offsets are from the beginning of.
-    HK_FN static const WindowRows &row_of(const WindowRows &rows, u32) { return rows; }
-    struct RowAt {
-        u64 at;
-        template <class E>
-        HK_FN E load(u32 offset) const {
-            const auto from = reinterpret_cast<GlobalPtr<const E>>(at + offset);
-#if defined(HK_AMD)
-            return *from;
-#else
-            return hk::load_streaming(from);  // L1 has what registers do not hold
-#endif
-        }
-    };
-    HK_FN static RowAt row_of(const ClampedRows &rows, u32 index) { return {rows.row(index)}; }
     HK_FN K load_keys(const Windows &windows) const {
         K k;
         if constexpr (kPieces) {
@@ -612,7 +606,7 @@ class Decode {
             for (int t = 0; t < kTilesOfStep; ++t) {
 #pragma unroll
                 for (int r = 0; r < kOwn; ++r) {
-                    const auto row = row_of(windows.k[t], hk::row_of_lane<kDim>(hk::lane_id(), r));
+                    const auto row = windows.k[t].row(hk::row_of_lane<kDim>(hk::lane_id(), r));
 #pragma unroll
                     for (int i = 0; i < kKLoads; ++i)
                         k.row[t][r][i] = row.template load<Vec<u32, 4>>(k_offset_[kClamps ? 0 : r][i]);
@@ -641,7 +635,7 @@ class Decode {
 #pragma unroll
                     for (u32 i = 0; i < kVKeys; ++i) {
                         const bool seen = t * kDim + key + i >= skip;
-                        const auto row = row_of(windows.v[t], seen ? key + i : skip);
+                        const auto row = windows.v[t].row(seen ? key + i : skip);
 #pragma unroll
                         for (int part = 0; part < kVParts; ++part) {
                             using Access = Vec<u32, kVAccess / 4>;

@@ -278,7 +278,8 @@ struct Cu<'a> {
     scalar: f64,
     /// When lines of code have come.
     code: HashMap<u64, f64>,
-    scalars: HashSet<u64>,
+    /// And those of the scalar cache.
+    scalars: HashMap<u64, f64>,
     /// L2 has what memory does not have yet.
     dirty: bool,
     drained: f64,
@@ -335,7 +336,7 @@ pub fn run(
         shared: [0.0; 3],
         scalar: 0.0,
         code: HashMap::new(),
-        scalars: HashSet::new(),
+        scalars: HashMap::new(),
         dirty: false,
         drained: 0.0,
         busy: [0.0; UNITS.len()],
@@ -588,9 +589,14 @@ impl Cu<'_> {
         let v = self.view;
         let start = at.max(self.scalar);
         self.scalar = start + 4.0;
-        let missed = lines.iter().filter(|line| self.scalars.insert(**line)).count() > 0;
-        let level = lines.first().map_or(v.other, |line| self.levels.of(*line, v.other));
-        start + v.scalar_hit + if missed { v.clocks(level.latency) } else { 0.0 }
+        let hit = start + v.scalar_hit;
+        let mut done = hit;
+        for line in lines {
+            // The first wave that asks for a line fetches it; those behind it wait for it to come.
+            let latency = v.clocks(self.levels.of(*line, v.other).latency);
+            done = done.max(*self.scalars.entry(*line).or_insert(hit + latency));
+        }
+        done
     }
 
     /// A line through L2 and what is behind it. Gives the time at which it has arrived in L1.

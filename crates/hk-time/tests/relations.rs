@@ -251,6 +251,14 @@ fn more_waves_hide_latency() {
 }
 
 #[test]
+fn waves_wait_for_scalars_that_another_has_asked_for() {
+    let lines = (0..8).map(|i| format!("  s_load_dword s8, s[4:5], {}\n  s_waitcnt lgkmcnt(0)\n", 128 * i));
+    let kernel = Kernel::new(lines.collect::<String>());
+    let (one, two) = (kernel.clocks(), Kernel { block: 128, ..kernel }.clocks());
+    assert!(two >= one, "the same lines take two waves {two} clocks, one {one}");
+}
+
+#[test]
 fn a_prefetch_that_is_deleted_makes_a_loop_slower() {
     let work = "  v_mfma_f32_32x32x8_f16 v[32:47], v[2:3], v[4:5], v[32:47]\n".repeat(24);
     let prefetched = format!(

@@ -9,7 +9,8 @@ fastest tile.
 `--floors` takes the weights of models at many M. The floor of a shape is a launch, plus the longer of its bytes at the rate of HBM
 that is reached and its flops, with M a multiple of 16, at the clock of full matrix duty. The time is modelled once for all M
 with the same tile, split-K slices, rows of tiles and, in fewer rows than a tile's, multiples of 16 up to 64 and of 64 beyond, at the largest
-of them. `--tiles` models the other tiles, too.
+of them. `--tiles` models the other tiles, too. Beside the floor stands that of loads: a compute unit receives no more than it may have in
+flight for each latency of memory, whatever the kernel, and loads the rows of both operands of its tile, and of slices a tile of sums.
 """
 
 import argparse
@@ -89,10 +90,33 @@ def compare(args):
     return worse > 0
 
 
+def fitted():
+    with (Path(__file__).parent / "../data/fitted.csv").open(newline="") as file:
+        return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+
+
+def floor_of_loads(part, family, m, n, k):
+    """Microseconds that no tile is faster than: whole tiles of up to 64 K outputs, shared by the compute units without a rest. Arguments and
+    the first line take a latency each, and nothing is issued. Of slices each block stores its sums, waits for the others, and
+    adds its share of all."""
+    constants, cus = fitted(), PARTS[part][1]
+    latency = constants["hbm_latency"]
+    rate = constants["fill_bytes_" + TARGETS[part]] / latency
+    best = float("inf")
+    for tile_m in range(16, 513, 16):
+        for tile_n in range(16, min(512, 65536 // tile_m) + 1, 16):
+            tiles, rows = -(-m // tile_m) * -(-n // tile_n), min(tile_m, -(-m // 16) * 16) + tile_n
+            for slices in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+                loads = rows * k / slices * ELEMENTS[family][0] / 8 / rate
+                if slices > 1:
+                    loads += 2 * latency + tile_m * tile_n * 4 / rate
+                best = min(best, max(1.0, tiles * slices / cus) * loads)
+    return constants["launch"] + (best + 2 * latency) / 1000
+
+
 def floor(part, family, m, n, k):
     """Microseconds that nothing on the part is faster than."""
-    with (Path(__file__).parent / "../data/fitted.csv").open(newline="") as file:
-        constants = {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+    constants = fitted()
     (peak, cus, reach, clock), (bits, scales, flops) = PARTS[part], ELEMENTS[family]
     moved = (m + n) * k * (bits / 8 + (scales if family == "gemm_fp4_mx" else 0)) + 2 * m * n
     if family == "gemm_fp8_blockscale":
@@ -151,9 +175,11 @@ def sweep(args, part, family):
         served = chosen[name, m]
         us, bound, *_ = times[n, k, served[0]]
         least = floor(part, family, m, n, k)
+        loads = floor_of_loads(part, family, m, n, k)
         best = min(served if args.tiles else served[:1], key=lambda c: times[n, k, c][0])
         rows.append({"part": part, "family": family, "weights": name, "M": m, "N": n, "K": k, "tile": served[0][0],
                      "splits": served[0][1], "us": round(us, 2), "bound": bound, "floor": round(least, 2), "ratio": round(us / least, 3),
+                     "loads": round(loads, 2), "of_loads": round(us / max(least, loads), 3),
                      "best": best[0], "best_splits": best[1], "best_us": round(times[n, k, best][0], 2)})
         print(", ".join(str(v) for v in rows[-1].values()), flush=True)
     share = [sum(r["ratio"] <= limit for r in rows) / len(rows) for limit in (GOAL, WORST)]
@@ -161,6 +187,10 @@ def sweep(args, part, family):
     steps = [(a, b) for a, b in zip(rows, rows[1:]) if a["weights"] == b["weights"] and a["us"] > STEP * b["us"]]
     print(f"{part} {family}: {len(rows)} points, {len(largest)} modelled; <= {GOAL}: {share[0]:.1%}, <= {WORST}: {share[1]:.1%}; "
           f"median {ratios[len(ratios) // 2]:.2f}, most {ratios[-1]:.2f}; {len(steps)} times above {STEP} of the next M")
+    beyond = [sum(r["loads"] > limit * r["floor"] for r in rows) / len(rows) for limit in (GOAL, WORST)]
+    of_loads = sorted(r["of_loads"] for r in rows)
+    print(f"  loads alone take more than {GOAL} of the floor at {beyond[0]:.1%} of the points, {WORST} at {beyond[1]:.1%}; "
+          f"time over the longer of both: median {of_loads[len(of_loads) // 2]:.2f}, most {of_loads[-1]:.2f}")
     for a, b in steps:
         print(f"  {a['weights']}: M = {a['M']} {a['us']} us ({a['tile']}), M = {b['M']} {b['us']} us ({b['tile']})")
     if args.tiles:

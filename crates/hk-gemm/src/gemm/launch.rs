@@ -224,6 +224,8 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
             }
             None => self.output(launch, to)?,
         };
+        let mut epilogue = self.epilogue(launch, sizes, &out, store, [!partial, true])?;
+        epilogue.plain = epilogue.is_plain(&fusion).into();
         let (stage_shift, w) = (self.stage_shift(), &self.w.view);
         let common = Params {
             a: Operand::new(&launch.input(self.a.name, &self.a.view)?, size_of::<A>(), false, stage_shift),
@@ -238,10 +240,10 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
                 blocks: plan.blocks as u32,
                 tile_n: plan.tile_n as u32,
             },
-            epilogue: self.epilogue(launch, sizes, &out, store, [!partial, true])?,
+            epilogue,
             split_k,
         };
-        let Params { a, w, grid, epilogue, .. } = common;
+        let Params { a, w, grid, .. } = common;
         let mixed = MixedParams { a, w, grid, epilogue, fusion, split_k, ..MixedParams::zeroed() };
         Ok(match &self.group_scales {
             GroupScales::None => KernelArgs::Plain(common),

@@ -1,5 +1,6 @@
 //! Kernel arguments, generated from `hip/include/gemm/args.h`, and how they follow from tensors.
 
+use super::launch::Store;
 pub use crate::kernels::gemm::{
     BlockParams, BlockScale, BulkParams, DualParamsBlockParams as BlockAndPlain,
     DualParamsMixedParams as MixedAndPlain, Epilogue, Fusion, Grid, Groups, MixedParams, MxScale, Operand,
@@ -38,6 +39,22 @@ impl Operand {
 
 /// `Epilogue::kNone`.
 pub(crate) const NO_ACTIVATION: u32 = 255;
+
+impl Epilogue {
+    /// Whether nothing but scales is applied to sums, and rows of y are whole vectors within the window of a tile:
+    /// `hip/include/gemm/epilogue/plain_store.h`.
+    pub fn is_plain(&self, fusion: &Fusion) -> bool {
+        /// Elements; a tile has 256 rows.
+        const LONGEST_ROW: i64 = 1 << 20;
+        let whole = self.vectors != 0 && self.cols.is_multiple_of(8) && self.y_row <= LONGEST_ROW;
+        let fused = fusion.divisor != 0 || fusion.kind != 0;
+        let applied = match self.store {
+            s if s == Store::Round as u32 => fused || self.activation != NO_ACTIVATION,
+            s => s != Store::Slice as u32,
+        };
+        whole && !applied && self.bias == 0 && self.groups.kind == 0
+    }
+}
 
 impl BlockScale {
     pub fn new(layout: &GlobalLayout, rows: usize, columns: usize) -> Self {

@@ -32,6 +32,7 @@
         static_assert(threads > 0 && threads % hk::kWaveSize == 0, "a block is whole waves"); \
         static_assert(threads <= 1024, "a block has at most 1024 threads");                   \
         hk::assume_threads(threads);                                                          \
+        hk::fetch_params<Params>();                                                           \
         __VA_ARGS__(p);                                                                       \
     }
 #endif

@@ -94,7 +94,7 @@ struct Epilogue {
     StoreMode store;
     u32 activation;  // hk::Activation, kRelu6 or kNone
     u32 vectors;  // rows of y are 16-byte aligned
-    u32 pad;
+    u32 plain;  // epilogue/plain_store.h serves it
     Groups groups;
     static constexpr u32 kRelu6 = 5, kNone = 255;
 };
@@ -127,7 +127,8 @@ struct BlockScale {
     }
     /// Byte offset of the scales of an operand's row; Window::kOutOfBounds past the last row.
     HK_FN u32 offset(u32 of_row, u32 rows) const {
-        return of_row < rows ? (of_row >> row_shift) * row : hk::Window::kOutOfBounds;
+        const u32 at = (of_row >> row_shift) * row;
+        return of_row < rows ? at : hk::Window::kOutOfBounds;
     }
     HK_FN hk::ScalePlace place(u32 index, u32 of_row, u32 rows) const {
         return {reinterpret_cast<u64>(first(index)), offset(of_row, rows), group, group_shift};
@@ -147,7 +148,9 @@ struct MxScale {
     }
     /// Byte offset of a row's scales; Window::kOutOfBounds past the last row.
     HK_FN u32 offset(u32 r, u32 rows) const {
-        return r < rows ? r % 16 * row[0] + r / 16 % 2 * row[1] + r / 32 * row[2] : hk::Window::kOutOfBounds;
+        // Outside of the condition: in it, the strides would be loaded one after the other, in branches.
+        const u32 at = r % 16 * row[0] + r / 16 % 2 * row[1] + r / 32 * row[2];
+        return r < rows ? at : hk::Window::kOutOfBounds;
     }
     /// Byte offset of block b in its row, given `block`.
     HK_FN static u32 of_block(u32 b, const u32 (&block)[3]) {

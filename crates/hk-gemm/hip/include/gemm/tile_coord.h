@@ -18,23 +18,28 @@ struct TileCoord {
     HK_FN TileCoord(const Grid &g, u32 block) {
         u32 tile = hk::xcd_remap(block, g.blocks);
         const u32 of_split = g.m_tiles * g.n_tiles;
-        const u32 slice = tile / of_split;
-        tile -= slice * of_split;
-        batch = slice / g.splits;
-        split = slice - batch * g.splits;
-        matrix = batch;
-
+        // A division is some 15 instructions before the first load; most launches need none.
+        if (of_split != g.blocks) {
+            const u32 slice = tile / of_split;
+            tile -= slice * of_split;
+            batch = slice / g.splits;
+            split = slice - batch * g.splits;
+            matrix = batch;
+        }
         place(tile, g.m_tiles, g.n_tiles, g.group);
     }
 
     /// Coordinates of tile `tile` of an output, `group` M tiles at a time.
     HK_FN void place(u32 tile, u32 m_tiles, u32 n_tiles, u32 group) {
-        const u32 of_group = group * n_tiles;
-        const u32 index = tile / of_group;
-        const u32 first = index * group;
-        const u32 height = m_tiles - first < group ? m_tiles - first : group;
-        tile -= index * of_group;
-        n_tile = tile / height;
+        u32 first = 0, height = m_tiles;
+        if (group < m_tiles) {
+            const u32 of_group = group * n_tiles;
+            const u32 index = tile / of_group;
+            first = index * group;
+            height = m_tiles - first < group ? m_tiles - first : group;
+            tile -= index * of_group;
+        }
+        n_tile = height == 1 ? tile : tile / height;
         m_tile = first + tile - n_tile * height;
     }
 

@@ -67,6 +67,25 @@ HK_FN void set_wave_priority() {
     __builtin_amdgcn_s_setprio(kPriority);
 }
 
+/// Asks for the lines of the kernel's parameters at once, the first 21 of them. Each that is first read behind a wait, a branch or a loop would
+/// take the latency of memory there.
+template <class Params>
+HK_FN void fetch_params() {
+    constexpr u32 kLine = 64, kBehind = (sizeof(Params) - 1) / kLine,
+                  kLines = kBehind < 20 ? kBehind : 20;  // a register each
+    if constexpr (kLines > 0) {
+        asm volatile(
+            ".set hk_line, 0\n\t.rept %c2\n\t.set hk_line, hk_line + 1\n\ts_load_dword s[35 + hk_line], %0, hk_line * "
+            "%c1\n\t.endr\n\t"
+            "s_waitcnt lgkmcnt(0)"
+            :
+            : "s"(__builtin_amdgcn_kernarg_segment_ptr()), "n"(kLine), "n"(kLines)
+            : "s36", "s37", "s38", "s39", "s40", "s41", "s42", "s43", "s44", "s45", "s46", "s47", "s48", "s49", "s50",
+              "s51", "s52", "s53", "s54", "s55");
+        sched_barrier();  // nothing is waited for before
+    }
+}
+
 /// The kernel's parameters, reloaded from the scalar cache. Fields that are read once stay live in SGPRs all through a loop; a
 /// loop short of SGPRs reads them through this in each iteration.
 template <class Params>

@@ -12,6 +12,12 @@ HK_FN T load_uniform(u64 address) {
     return *reinterpret_cast<const T __attribute__((address_space(4))) *>(address);
 }
 
+/// Loads what no other wave reads.
+template <class V>
+HK_FN V load_streaming(GlobalPtr<const V> at) {
+    return *at;
+}
+
 /// `*at`, of 16 bytes, if `there`, else unspecified. Predicated on NVIDIA GPUs: a branch would wait for earlier loads.
 template <class V>
 HK_FN V load_predicated(GlobalPtr<const V> at, bool there) {

@@ -50,6 +50,10 @@ HK_FN void sched_barrier() {}
 template <int kPriority>
 HK_FN void set_wave_priority() {}
 
+/// Asks for all lines of the kernel's parameters at once, on AMD targets.
+template <class Params>
+HK_FN void fetch_params() {}
+
 /// The kernel's parameters, reloaded from the scalar cache. Fields that are read once stay live in SGPRs all through a loop; a
 /// loop short of SGPRs reads them through this in each iteration.
 template <class Params>

@@ -11,20 +11,6 @@ namespace gemm {
 /// Whether a target has the path: on AMD targets. On sm_90 it was not measured.
 inline constexpr bool kHasPlainStores = hk::kXcds > 1;
 
-/// Whether outputs are scaled accumulators, rounded, and rows of y whole vectors within the window of a tile.
-template <class Params>
-HK_FN bool stores_plainly(const Params &p) {
-    constexpr i64 kMostRow = 1 << 20;  // elements; a tile has 256 rows
-    const Epilogue &e = p.epilogue;
-    const bool plain =
-        e.bias == 0 && e.groups.kind == Grouping::None && e.vectors && e.cols % kVecCols == 0 && e.y_row <= kMostRow;
-    if (e.store != StoreMode::Round) return plain && e.store == StoreMode::Partial;
-    if constexpr (requires { p.fusion; }) {
-        if (p.fusion.divisor != 0 || p.fusion.kind != Fusion::Kind::None) return false;
-    }
-    return plain && e.activation == Epilogue::kNone;
-}
-
 namespace detail {
 /// A wave's tile of kM times 16 rows, and the rows and columns of a lane: kVecCols columns of one row of each kRows.
 template <int kM, u32 kCols>
@@ -110,8 +96,8 @@ HK_FN bool store_plainly(const Params &p, const TileCoord &coord, u32 first_m, u
     if constexpr (!kHasPlainStores) {
         return false;
     } else {
-        if (!stores_plainly(p)) return false;
         const Epilogue &e = p.epilogue;
+        if (!e.plain) return false;
         auto &staged = static_cast<StagedAcc<float, int(kCols)> *>(lds)[hk::wave_id()];
         const bool partial = e.store == StoreMode::Partial;
         const detail::StoredTile<Accum::kM, kCols> tile{
