@@ -60,16 +60,19 @@ struct Tile {
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
 
+/// Packed scales of a row that a tile of `kRows` rows of a and w loads at once, of the 32 that a line has: whoever loads fewer loads the line
+/// again. As many as LDS has room for beside three stages, or two of 256 x 256; of fewer rows than 256 a CU has several blocks.
+template <int kRows>
+inline constexpr u32 kScaleWords = !hk::kHasWideDma ? 4
+                                   : kRows == 256   ? 16
+                                   : kRows == 512   ? 8
+                                                    : 4;
+
 /// The loader of packed scales of a block tile: of `kARows` rows of a and all of w, 4 bytes for `kWordBytes` bytes of a row.
 template <class T, int kARows, u32 kWordBytes>
 using PackedScaleMover = __remove_pointer(decltype([] {
-    if constexpr (requires {
-                      T::kScaleWords;
-                      requires T::kLines;
-                  })
-        return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes, T::kScaleWords> *)nullptr;
-    else if constexpr (requires { requires T::kLines; })
-        return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes> *)nullptr;
+    if constexpr (requires { requires T::kLines; })
+        return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes, kScaleWords<T::kM + T::kN>> *)nullptr;
     else
         return (hk::ScaleMover<kARows, T::kN, T::kThreads> *)nullptr;
 }()));

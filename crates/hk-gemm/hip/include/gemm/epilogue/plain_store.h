@@ -1,6 +1,6 @@
 // plain_store.h: the epilogue without bias, activation or fused operation: accumulators are scaled, rounded and stored.
 //   run_epilogue asks for each vector of outputs what to apply to it: some 90 instructions and ten scalar loads, 0.4 us of a wave by
-//   hk-time. Here a wave asks once.
+//   hk-time. Here the host has asked.
 #pragma once
 
 #include <gemm/epilogue/staged_acc.h>

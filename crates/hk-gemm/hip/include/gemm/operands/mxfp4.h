@@ -58,11 +58,9 @@ struct MxTile {
 
     /// Stages of 256 columns, a line of each row. Rows of fp8 are a line of 128 columns.
     static constexpr bool kLines = kLineBytes == 128 && kAccess == Access::Vectorized && Operand::kBytes == 64;
-    /// 256 x 256 fills LDS. On gfx950 it has two stages, and room for more scales; on gfx942 one of 128 columns.
+    /// 256 x 256 fills LDS: on gfx950 by two stages, on gfx942 by one of 128 columns.
     static constexpr bool kFills = kM + kN == 512;
     static constexpr int kBytes = kLines && (hk::kHasWideDma || !kFills) ? 128 : 64;
-    /// Packed scales of a row that are loaded at once.
-    static constexpr u32 kScaleWords = hk::kHasWideDma && kFills ? 8 : 4;
 
     using A = hk::Mover<hk::SharedTile<kM, kLines ? kBytes : Operand::kBytes>, kThreads, kAccess, 1>;
     using W = hk::Mover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, 1>;
