@@ -195,7 +195,7 @@ pub fn compare(
             worst = Some(d);
         }
     }
-    let norm = tolerance.norm(dtype).map(|most| [relative_norm(dtype, got, want), most]);
+    let norm = tolerance.norm(dtype).map(|most| [relative_norm(dtype, got, want, magnitudes), most]);
     let mut around = Vec::new();
     if let Some(w) = worst.filter(|_| bad > 0) {
         let cols = shape.last().copied().unwrap_or(1);
@@ -206,15 +206,18 @@ pub fn compare(
     Comparison { label, dtype, shape, tolerance, elements: compared, bad, rounded, norm, worst, around }
 }
 
-/// The 2-norm of the errors relative to that of the reference, of elements that are finite in it, and neither zero nor subnormal.
-fn relative_norm(dtype: DType, got: &[f64], want: &[f64]) -> f64 {
+/// The 2-norm of the errors relative to that of the reference, of elements that are finite in it, and neither zero nor subnormal. An element
+/// of the reference counts as a sixteenth of its terms' magnitude at least: those of a small result may all cancel by chance.
+fn relative_norm(dtype: DType, got: &[f64], want: &[f64], magnitudes: &[f64]) -> f64 {
     let least = if dtype == DType::F16 { f16::MIN_POSITIVE.to_f64() } else { f64::from(f32::MIN_POSITIVE) };
-    let finite = || {
-        let large = |x: &f64| x.abs() >= least;
-        got.iter().zip(want).filter(move |(got, want)| want.is_finite() && (large(got) || large(want)))
-    };
-    let error: f64 = finite().map(|(got, want)| (got - want).powi(2)).sum();
-    let all: f64 = finite().map(|(_, want)| want.powi(2)).sum();
+    let size = |i: usize| magnitudes.get(i).map_or(0.0, |m| m.abs() / 16.0).max(want[i].abs());
+    let (mut error, mut all) = (0.0, 0.0);
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        if want.is_finite() && (got.abs() >= least || want.abs() >= least) {
+            error += (got - want).powi(2);
+            all += size(i).powi(2);
+        }
+    }
     if error == 0.0 { 0.0 } else { (error / all).sqrt() }
 }
 
@@ -513,6 +516,15 @@ mod tests {
         let off = at(5.01e-3);
         assert!(!off.passed() && off.bad == 0);
         assert!(off.to_string().contains("the norm of the errors is 5.010e-3"), "{off}");
+        // Terms that cancel: 8 is half of a sixteenth of 256.
+        let want = HostTensorF64::new([2], vec![8.0, -8.0]);
+        let passes = |magnitude: f64, error: f64| {
+            let want = want.clone().with_magnitudes(vec![magnitude; 2]);
+            compare("x", DType::Bf16, &[8.0 + error, -8.0 - error], &want, Tolerance::Attention).passed()
+        };
+        assert!(passes(256.0, 16.0 * 4.99e-3) && !passes(256.0, 16.0 * 5.01e-3));
+        assert!(passes(64.0, 8.0 * 4.99e-3) && !passes(64.0, 8.0 * 5.01e-3));
+        assert!(passes(f64::NAN, 8.0 * 4.99e-3) && !passes(f64::NAN, 8.0 * 5.01e-3));
     }
 
     #[test]

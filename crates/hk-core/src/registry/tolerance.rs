@@ -38,7 +38,8 @@ pub enum Tolerance {
 }
 
 impl Tolerance {
-    /// What the 2-norm of the errors may be, relative to that of the reference, over all elements that are finite; `None`: anything.
+    /// What the 2-norm of the errors may be, relative to that of the reference, over all elements that are finite; `None`: anything. Where all
+    /// terms of a result cancel, it is relative to their magnitude.
     pub const fn norm(self, dtype: DType) -> Option<f64> {
         match (self, dtype) {
             (Self::Attention, DType::Bf16) => Some(5e-3),
