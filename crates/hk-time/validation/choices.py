@@ -15,6 +15,7 @@ flight for each latency of memory, whatever the kernel, and loads the rows of bo
 
 import argparse
 import csv
+import functools
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,7 @@ def compare(args):
     return worse > 0
 
 
+@functools.cache
 def fitted():
     with (Path(__file__).parent / "../data/fitted.csv").open(newline="") as file:
         return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
