@@ -362,13 +362,10 @@ HK_FN void expert_gemm(const Params &p, MakeScales make_scales) {
             return row_of_w;
     }();
     const typename T::W w(p.w.at(coord.matrix, 0), p.w.rows, p.w.layout, gemm::w_bytes<T>(end), w_rows);
-    const auto scales = make_scales(p, coord, end, source, row_of_w);
-
-    using Scales = __remove_cvref(decltype(scales));
-    using Pipeline = typename T::template Pipeline<Scales>;
-    auto &lds = hk::block_lds<TileLds<T, Scales>>();
+    const auto scales = [&] { return make_scales(p, coord, end, source, row_of_w); };
+    auto &lds = hk::block_lds<TileLds<T, decltype(scales())>>();
     Accum<T> acc_tile(p);
-    acc_tile.run(Pipeline(a, w, scales, lds.tile.stages), 0, (end + T::A::kStageBytes - 1) / T::A::kStageBytes);
+    gemm::accumulate<T>(acc_tile, a, w, scales, lds.tile.stages, 0, end);
     hk::block_barrier();
     static_assert(T::kM <= T::kThreads, "a thread has one row");
     const Params &fresh = hk::reload_params(p);

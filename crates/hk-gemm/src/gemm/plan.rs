@@ -135,8 +135,9 @@ impl<A: Element, W: Element> GemmDesc<'_, A, W> {
             _ => {
                 let info = stream.device().info();
                 let has_bulk = wanted.is_none() && !to.atomic() && self.has_bulk(sizes);
-                let (precision, sizes) = (eligible.family.precision, [batch, m, columns, k]);
-                let job = Job { info, precision, sizes, vectorized, most_splits: most, second: None };
+                let (family, sizes) = (eligible.family, [batch, m, columns, k]);
+                let (precision, scales) = (family.precision, family.scales);
+                let job = Job { info, precision, scales, sizes, vectorized, most_splits: most, second: None };
                 bulk = if has_bulk { job.bulk(&eligible) } else { None };
                 bulk.map_or_else(|| job.choose(&eligible), |bulk| bulk.config)
             }
@@ -249,15 +250,14 @@ pub fn gemm_workspace(info: &DeviceInfo, problem: &GemmProblem) -> usize {
         return quantized.saturating_add(precisions.iter().map(slices).max().unwrap_or(0));
     }
     let second = second_n.map(|n| Second { precision: Precision::Bf16, n });
-    let job =
-        Job { info, precision, sizes: [batch, m, n, k], vectorized: true, most_splits: MOST_SPLITS, second };
     let families = Family::all().filter(|family| {
         family.precision == precision
             && matches!(family.variant, Variant::Beside(_)) == second.is_some()
             && family.variant != Variant::Prequant
     });
     let configs = families.flat_map(|family| {
-        let any = Eligible::new(family);
+        let (any, sizes, scales) = (Eligible::new(family), [batch, m, n, k], family.scales);
+        let job = Job { info, precision, scales, sizes, vectorized: true, most_splits: MOST_SPLITS, second };
         [any, Eligible { fine_scales: family.scales == ScaleKind::Block, ..any }]
             .map(|eligible| job.choose(&eligible))
     });

@@ -61,15 +61,17 @@ struct Cost {
     time: f64,
 }
 
-/// Whether tiles through LDS multiply by warpgroup instructions.
-const fn by_warpgroups(arch: Arch, precision: Precision) -> bool {
-    matches!((arch, precision), (Arch::Sm90a, Precision::Bf16 | Precision::F16 | Precision::I8))
+/// Whether tiles through LDS multiply by warpgroup instructions: those of fp8 by instructions of f16.
+const fn by_warpgroups(arch: Arch, precision: Precision, scales: ScaleKind) -> bool {
+    let plain = matches!(scales, ScaleKind::None);
+    let halves = matches!(precision, Precision::Bf16 | Precision::F16);
+    matches!(arch, Arch::Sm90a) && (halves || plain && matches!(precision, Precision::I8 | Precision::Fp8))
 }
 
 impl TileInfo {
-    const fn on(&self, arch: Arch, precision: Precision) -> &Cost {
+    const fn on(&self, arch: Arch, precision: Precision, scales: ScaleKind) -> &Cost {
         match (arch, precision) {
-            _ if by_warpgroups(arch, precision) => &self.warpgroups,
+            _ if by_warpgroups(arch, precision, scales) => &self.warpgroups,
             (Arch::Sm90 | Arch::Sm90a, _) => &self.nvidia,
             (Arch::Gfx950, Precision::Bf16 | Precision::F16) => &self.halves,
             (Arch::Gfx950, Precision::Fp4) => &self.fp4,
@@ -362,10 +364,13 @@ impl GemmTile {
         let rows = self.shape().0;
         let scalar = matches!(self, Self::Elements);
         // `kWarpgroupStages` in `hip/include/gemm/warpgroup.h`: as many as fit LDS, of which each block has 1 KiB to itself.
-        if by_warpgroups(arch, precision)
-            && matches!(scales, ScaleKind::None)
+        if by_warpgroups(arch, precision, scales)
             && matches!(self, Self::T128x256 | Self::T128x128 | Self::T64x128 | Self::T64x64)
         {
+            if matches!(precision, Precision::Fp8) {
+                // `WideningPipeline` in `hk/widened.h`.
+                return Pipeline { step: LINE, stages: 2 };
+            }
             const RESERVED: usize = 1024;
             let blocks = if rows == 64 { 2 } else { 1 };
             let free = (arch.lds_bytes() as usize + RESERVED) / blocks - RESERVED;
@@ -383,12 +388,16 @@ impl GemmTile {
         if lines {
             // `LinesOf` in `hip/include/gemm/line_pipeline.h`; through registers one is in LDS and one in flight. Of two with room for a third
             // of rows alone (256 x 256) a has three.
-            let three = direct && 3 * (rows + width) * LINE <= arch.lds_bytes() as usize;
+            let (stage, lds) = ((rows + width) * LINE, arch.lds_bytes() as usize);
             // `kFills` in `hip/include/gemm/operands/mxfp4.h`: beside a stage of lines there would be no room for scales.
             let short = matches!((self, arch, precision), (Self::T256x256, Arch::Gfx942, Precision::Fp4));
             return Pipeline {
                 step: if short { STAGE_BYTES } else { LINE },
-                stages: if three { 3 } else { 2 },
+                stages: match direct {
+                    true if rows + width > 128 && 4 * stage <= lds => 4,
+                    true if 3 * stage <= lds => 3,
+                    _ => 2,
+                },
             };
         }
         // An MFMA of fp8 on gfx950 spans two stages: `kStep` in `hip/include/gemm/gemm.h`.
@@ -461,6 +470,7 @@ pub struct GemmConfig {
 pub(crate) struct Job<'a> {
     pub info: &'a DeviceInfo,
     pub precision: Precision,
+    pub scales: ScaleKind,
     /// Batches, M, rows of `w`, K.
     pub sizes: [usize; 4],
     /// Rows begin on 16 bytes and are a multiple of 16 bytes long.
@@ -553,7 +563,7 @@ impl Job<'_> {
         let blocks = blocks.fold(0, usize::saturating_add);
         // Blocks on a CU share what it has.
         let arch = self.info.arch;
-        let per_cu = tile.info().on(arch, self.precision).per_cu;
+        let per_cu = tile.info().on(arch, self.precision, self.scales).per_cu;
         let rounds = blocks.div_ceil(cus.saturating_mul(per_cu)).max(1);
         let resident = blocks.div_ceil(cus).min(per_cu).max(1);
         // The last round may be of fewer blocks.
@@ -570,7 +580,8 @@ impl Job<'_> {
             let weight = precision.weight_bits() as f64 / precision.bits() as f64;
             let stages = bytes.div_ceil(STAGE_BYTES).max(1).div_ceil(splits) as f64;
             let part = blocks_of(tile, precision, n) as f64 / blocks.max(1) as f64;
-            let stage = resident * (t.m * width) as f64 * t.on(arch, precision).time * rates.stage;
+            let cost = t.on(arch, precision, self.scales);
+            let stage = resident * (t.m * width) as f64 * cost.time * rates.stage;
             // Prologue and epilogue cost some stages.
             let least = if tile.skinny() { 0.0 } else { rates.least };
             matrix.add(part, (stages + 8.0) * stage.max(least));
@@ -689,6 +700,22 @@ impl Job<'_> {
             .collect()
     }
 
+    /// Of tiles of 64 rows that are widened to f16, slices that SMs hold all at once: a block's time is the latency of its loads. Measured on an
+    /// H200; more than four slices were slower.
+    fn one_round(&self, serves: &dyn Fn(GemmTile) -> bool) -> Option<GemmConfig> {
+        let [batch, _, n, _] = self.sizes;
+        [(GemmTile::T64x64, 3), (GemmTile::T64x128, 2)]
+            .into_iter()
+            .filter(|&(tile, _)| serves(tile))
+            .find_map(|(tile, per_cu)| {
+                let held = per_cu * self.info.compute_units as usize;
+                let tiles = batch.saturating_mul(n.div_ceil(tile.shape().1)).max(1);
+                let most = (held / tiles).min(4).min(self.most_splits.max(1));
+                let splits = SPLITS.into_iter().rfind(|&splits| splits <= most)?;
+                Some(GemmConfig { tile, splits, group: tile.group() })
+            })
+    }
+
     /// The choice among the tiles that have a kernel.
     pub fn choose(&self, eligible: &Eligible) -> GemmConfig {
         let serves = |tile: GemmTile| eligible.serves(tile);
@@ -711,6 +738,15 @@ impl Job<'_> {
         if streams && rows.contains(&self.sizes[1]) && (cus / 2 + 1..=cus).contains(&blocks) {
             return GemmConfig { tile, splits: 1, group: tile.group() };
         }
+        let warpgroups = by_warpgroups(self.info.arch, self.precision, self.scales);
+        let wide_fp8 = warpgroups && self.precision == Precision::Fp8;
+        if wide_fp8
+            && (33..=64).contains(&self.sizes[1])
+            && self.vectorized
+            && let Some(config) = self.one_round(&serves)
+        {
+            return config;
+        }
         let few_rows: &[GemmTile] = match self.sizes[1] {
             65.. => &[],
             // Tiles through LDS widen weights in every block.
@@ -728,7 +764,8 @@ impl Job<'_> {
             33.. if amd => &[GemmTile::S64x32, GemmTile::T64x64, GemmTile::T128x128],
             // Its four waves read rows of activations once for 32 columns each: faster than 32 x 32 on gfx942, by hk-time.
             17.. if amd => &[GemmTile::S64x32],
-            17.. if by_warpgroups(self.info.arch, self.precision) => &[GemmTile::T64x64],
+            17..=32 if wide_fp8 => &[GemmTile::S32x32],
+            17.. if warpgroups => &[GemmTile::T64x64],
             33.. => &[GemmTile::S64x32, GemmTile::T64x64],
             17.. => &[GemmTile::S32x32, GemmTile::T64x64],
             _ if !amd && few && serves(GemmTile::S16x16Twice) => &[GemmTile::S16x16Twice],
@@ -779,6 +816,10 @@ mod tests {
     fn block() -> Eligible {
         family(DType::I8, ScaleKind::Block, Variant::Plain)
     }
+    fn job(info: &DeviceInfo, precision: Precision, sizes: [usize; 4]) -> Job<'_> {
+        let scales = ScaleKind::None;
+        Job { info, precision, scales, sizes, vectorized: true, most_splits: 32, second: None }
+    }
 
     #[test]
     fn slices_cover_k_and_none_is_empty() {
@@ -806,7 +847,7 @@ mod tests {
         const MOST: usize = 32;
         let choose = |m, n, k, vectorized| {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized, most_splits: MOST, second: None }.choose(&plain())
+            Job { vectorized, most_splits: MOST, ..job(info, precision, sizes) }.choose(&plain())
         };
         for m in [1, 16, 17, 32, 33, 64] {
             let config = choose(m, 4096, 4096, true);
@@ -838,14 +879,7 @@ mod tests {
     #[test]
     fn two_gemms_of_a_launch_take_as_long_as_one_of_their_columns() {
         let device = Device::open("emu:gfx942").unwrap();
-        let job = |precision, n, second| Job {
-            info: device.info(),
-            precision,
-            sizes: [1, 48, n, 7168],
-            vectorized: true,
-            most_splits: 32,
-            second,
-        };
+        let job = |precision, n, second| Job { second, ..job(device.info(), precision, [1, 48, n, 7168]) };
         let of = |precision, n| Some(Second { precision, n });
         for tile in [GemmTile::T64x64, GemmTile::S64x32] {
             for splits in [1, 3] {
@@ -883,7 +917,7 @@ mod tests {
             let (eligible, precision) =
                 if scales == ScaleKind::None { (plain(), Precision::Bf16) } else { (block(), Precision::I8) };
             let (info, sizes) = (&info, [1, m, n, k]);
-            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let job = Job { scales, ..job(info, precision, sizes) };
             assert_eq!(job.choose(&eligible).tile, tile, "{cus} CUs, {m} x {n} x {k}");
         }
     }
@@ -903,10 +937,8 @@ mod tests {
                 .flat_map(|(m, n)| [512, 8192, 32768].into_iter().map(move |k| (m, n, k)))
             {
                 let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-                let choice = |most_splits| {
-                    Job { info, precision, sizes, vectorized: true, most_splits, second: None }
-                        .choose(&plain())
-                };
+                let choice =
+                    |most_splits| Job { most_splits, ..job(info, precision, sizes) }.choose(&plain());
                 let free = choice(32);
                 assert_eq!(choice(free.splits), free, "{}, {m} x {n} x {k}", info.arch);
                 assert!(choice(free.splits.div_ceil(2)).splits <= free.splits.div_ceil(2));
@@ -938,7 +970,7 @@ mod tests {
             ([64, 2560, 8192], GemmTile::T64x64, 6),
         ] {
             let (precision, sizes) = (Precision::Bf16, [1, m, n, k]);
-            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let job = job(info, precision, sizes);
             let config = job.choose(&plain());
             assert_eq!((config.tile, config.splits), (tile, splits), "{m} x {n} x {k}");
         }
@@ -959,7 +991,7 @@ mod tests {
         ] {
             for (eligible, precision) in [(fp8, Precision::Fp8), (fp4, Precision::Fp4)] {
                 let sizes = [1, m, n, k];
-                let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+                let job = job(info, precision, sizes);
                 let config = job.choose(&eligible);
                 assert_eq!((config.tile, config.splits), (tile, 1), "{precision:?}, {m} x {n} x {k}");
             }
@@ -968,7 +1000,7 @@ mod tests {
             Family::find(DType::Bf16, DType::Fp8E4M3, ScaleKind::Block, Variant::Plain).unwrap(),
         );
         let (precision, sizes) = (Precision::HalfByByte, [1, 16, 28672, 4096]);
-        let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+        let job = job(info, precision, sizes);
         assert_eq!(job.choose(&a16w8).tile, GemmTile::S64x32);
     }
 
@@ -986,7 +1018,8 @@ mod tests {
         assert_eq!([plain(GemmTile::T128x128, 128), plain(GemmTile::T64x64, 64)], [(128, 7); 2]);
         // Others multiply by mma.sync.
         assert_eq!(plain(GemmTile::T256x256, 256), (64, 5));
-        assert_eq!(pipeline(GemmTile::T128x128, Precision::Fp8, ScaleKind::None, 128), (64, 5));
+        assert_eq!(pipeline(GemmTile::T128x128, Precision::Fp8, ScaleKind::None, 128), (128, 2));
+        assert_eq!(pipeline(GemmTile::T128x128, Precision::Fp8, ScaleKind::Block, 128), (64, 5));
         assert_eq!(pipeline(GemmTile::T64x64, Precision::I8, ScaleKind::Block, 64), (64, 5));
     }
 
@@ -998,17 +1031,22 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3], precision| {
             let (info, sizes) = (&info, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&plain())
+            job(info, precision, sizes).choose(&plain())
         };
         for size in [2048, 4096, 8192, 16384] {
             assert_eq!(choose([size; 3], Precision::Bf16).tile, GemmTile::T128x256, "{size}");
-            // fp8 has none.
-            assert_eq!(choose([size; 3], Precision::Fp8).tile, GemmTile::T128x128, "{size}");
+            assert_eq!(choose([size; 3], Precision::Fp8).tile, GemmTile::T128x256, "{size}");
         }
-        for [n, k] in [[6144, 4096], [28672, 4096], [4096, 14336]] {
+        for ([n, k], widened) in [
+            ([6144, 4096], (GemmTile::T64x64, 4)),
+            ([28672, 4096], (GemmTile::T64x128, 1)),
+            ([4096, 14336], (GemmTile::T64x64, 4)),
+        ] {
             for m in [17, 32, 64] {
                 assert_eq!(choose([m, n, k], Precision::Bf16).tile, GemmTile::T64x64, "{m} {n} {k}");
             }
+            let GemmConfig { tile, splits, .. } = choose([64, n, k], Precision::Fp8);
+            assert_eq!((tile, splits), widened, "{n} {k}");
         }
         let wide = |m, n, k| {
             let GemmConfig { tile, splits, .. } = choose([m, n, k], Precision::Bf16);
@@ -1029,7 +1067,7 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90a, 132);
         let choose = |[m, n, k]: [usize; 3]| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
-            let job = Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None };
+            let job = job(info, precision, sizes);
             job.bulk(&plain()).map(|bulk| (bulk.config.tile, bulk.width))
         };
         let (low, middle, wide) = (GemmTile::T64x64, GemmTile::T128x128, GemmTile::T128x256);
@@ -1069,7 +1107,7 @@ mod tests {
         (info.arch, info.compute_units) = (Arch::Sm90, 132);
         let choose = |[m, n, k]: [usize; 3], eligible: Eligible| {
             let (info, precision, sizes) = (&info, Precision::Bf16, [1, m, n, k]);
-            Job { info, precision, sizes, vectorized: true, most_splits: 32, second: None }.choose(&eligible)
+            job(info, precision, sizes).choose(&eligible)
         };
         for size in [2048, 4096, 8192, 16384] {
             let config = choose([size; 3], plain());

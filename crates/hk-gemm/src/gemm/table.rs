@@ -510,11 +510,7 @@ mod tests {
                         let Pipeline { step, stages } = row.tile.pipeline(arch, f.precision, f.scales, packed, n);
                         let of_w = if f.precision == Precision::Fp8ByFp4 { STAGE_BYTES } else { step };
                         let streamed = arch == Gfx942 && row.tile == GemmTile::T128x128 && step == 128 && of_w == step;
-                        // `kScaleWords` in `hip/include/gemm/gemm.h`: two batches of 16, as long as a stage.
-                        let scaled = matches!(f.scales, ScaleKind::Block) || f.precision == Precision::Fp4 && packed;
-                        let batched = arch == Gfx950 && scaled && m + n == 256 && step == 128 && stages == 3;
-                        let scales = if batched { 2 * 16 * 4 * (m + n) } else { 0 };
-                        let held = (lds - scales) / (m * step + if streamed && lds < 32768 { 0 } else { n * of_w });
+                        let held = lds / (m * step + if streamed && lds < 32768 { 0 } else { n * of_w });
                         assert!([stages, stages / 2].contains(&held), "{spec} {}: {lds} B, {stages} x {step}", kernel.info().name);
                     }
                 });

@@ -63,6 +63,7 @@ pub(crate) fn run_two<'a, X: Element, W: Element, H: Half, Y1: Float, Y2: Float>
             let job = Job {
                 info: stream.device().info(),
                 precision: eligible.family.precision,
+                scales: eligible.family.scales,
                 sizes: [1, m, sizes[0].n, k],
                 vectorized,
                 most_splits: if whole { 1 } else { room.clamp(1, MOST_SPLITS) },

@@ -217,6 +217,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
     let job = Job {
         info,
         precision,
+        scales: eligible.family.scales,
         sizes,
         vectorized: k == 0
             || vectorized(precision, k)

@@ -78,24 +78,23 @@ class Mover<Tile, kThreads, Access::Vectorized, kElement> : public ThreadChunks<
     u32 end_;  // of a row, in bytes
     u32 lane_byte_;  // byte offset of the thread's chunks in a stage
     u32 chunk_shift_;
+    u32 first_;  // of the wave's chunks; wave_id in a loop would stay there
     u32 offset_[kParts];  // of the chunks in the window; beyond it for rows past the last
 
-    HK_FN u32 at(int part, u32 from) const {
-        // Past the row's end the sign bit moves the offset beyond the window: zeros are read.
-        const u32 left = end_ - 1u - (from + lane_byte_);
-        return offset_[part] | (left & Window::kOutOfBounds);
-    }
+    /// Past the row's end the sign bit moves an offset beyond the window: zeros are read.
+    HK_FN u32 past(u32 from) const { return (end_ - 1u - (from + lane_byte_)) & Window::kOutOfBounds; }
 
   public:
     /// Rows of `end` bytes. Row r of the tile is their row `row_of(r)`; rows from `rows` on read as zero.
     template <class RowOf>
     HK_FN Mover(GlobalPtr<const u8> first, u32 rows, const RowLayout &layout, u32 end, RowOf row_of)
         : window_(first, Window::kOutOfBounds - 1), end_(end), lane_byte_(Base::lane_byte()),
-          chunk_shift_(layout.chunk_shift) {
+          chunk_shift_(layout.chunk_shift), first_(wave_id() * kWaveSize) {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
-            const u32 from = row_of(Base::row(i));
-            offset_[i] = from < rows ? layout.window_offset(from) + (lane_byte_ << chunk_shift_) : Window::kOutOfBounds;
+            // Outside of the condition: in it, the strides would be loaded in branches.
+            const u32 from = row_of(Base::row(i)), at = layout.window_offset(from) + (lane_byte_ << chunk_shift_);
+            offset_[i] = from < rows ? at : Window::kOutOfBounds;
         }
     }
 
@@ -103,15 +102,16 @@ class Mover<Tile, kThreads, Access::Vectorized, kElement> : public ThreadChunks<
     HK_FN Chunks load(u32 from) const {
         Chunks chunks;
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) chunks.part[i] = window_.load<Vec<u32, 4>>(at(i, from), from << chunk_shift_);
+        for (int i = 0; i < kParts; ++i)
+            chunks.part[i] = window_.load<Vec<u32, 4>>(offset_[i] | past(from), from << chunk_shift_);
         return chunks;
     }
 
     /// Copies the thread's chunks straight to LDS: `kParts` asynchronous loads, which `wait_loads` waits for.
     HK_FN void copy(u32 from, Tile &tile) const {
 #pragma unroll
-        for (int i = 0; i < kParts; ++i) {
-            window_.load_to_lds(&tile.chunk[wave_id() * kWaveSize + i * kThreads], at(i, from), from << chunk_shift_);
+        for (u32 i = 0; i < kParts; ++i) {
+            window_.load_to_lds(&tile.chunk[first_], i * kThreads * 16, offset_[i], past(from), from << chunk_shift_);
         }
     }
 };

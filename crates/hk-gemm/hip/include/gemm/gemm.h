@@ -15,6 +15,19 @@
 #include <hk/wave_tile.h>
 
 namespace gemm {
+/// Zeroes accumulators at this place, not where the compiler has a use for them.
+template <class Acc, int kM, int kN>
+HK_FN void clear_acc(Acc (&acc)[kM][kN]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+            acc[m][n] = Acc(0);
+            hk::pin(acc[m][n]);
+        }
+    }
+}
+
 namespace detail {
 template <bool kLines, class A, class W, class Scales, int kStages, int kStep>
 struct TilePipeline {
@@ -45,6 +58,8 @@ struct Tile {
     /// without it.
     static constexpr bool kPingPong = !kLines && hk::kHasPingPong && kThreads == 2 * hk::kSimdsPerCu * hk::kWaveSize &&
                                       (!kDirectToLds || kStages >= 3 * kStep);
+    /// All of a stage is read from LDS first: a wave has a SIMD's registers to itself.
+    static constexpr bool kReadsFirst = kLines && kDirectToLds && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
     /// Halves of a stage are read from LDS ahead.
     static constexpr bool kHalves = kLines && kDirectToLds && kBytes == 2 * hk::kFragBytes * Mma::kFrags;
 
@@ -60,19 +75,19 @@ struct Tile {
     HK_FN static u32 wave_n() { return hk::wave_id() % kWavesN * kWaveN; }
 };
 
-/// Packed scales of a row that a tile of `kRows` rows of a and w loads at once, of the 32 that a line has: whoever loads fewer loads the line
-/// again. As many as LDS has room for beside three stages, or two of 256 x 256; of fewer rows than 256 a CU has several blocks.
+/// Chunks of four packed scales of a row that a tile of `kRows` rows of a and w loads at once, of the 32 scales that a line has: whoever loads
+/// fewer loads the line again. As many as LDS has room for beside the stages; of 64 x 64 a CU has three blocks.
 template <int kRows>
-inline constexpr u32 kScaleWords = !hk::kHasWideDma ? 4
-                                   : kRows == 256   ? 16
-                                   : kRows == 512   ? 8
-                                                    : 4;
+inline constexpr u32 kScaleChunks = !hk::kHasWideDma               ? 1
+                                    : kRows == 192 || kRows == 256 ? 4
+                                    : kRows == 512                 ? 2
+                                                                   : 1;
 
 /// The loader of packed scales of a block tile: of `kARows` rows of a and all of w, 4 bytes for `kWordBytes` bytes of a row.
 template <class T, int kARows, u32 kWordBytes>
 using PackedScaleMover = __remove_pointer(decltype([] {
     if constexpr (requires { requires T::kLines; })
-        return (BatchedScales<kARows, T::kN, T::kThreads, kWordBytes, kScaleWords<T::kM + T::kN>> *)nullptr;
+        return (ChunkedScales<kARows, T::kN, T::kThreads, kWordBytes, kScaleChunks<T::kM + T::kN>> *)nullptr;
     else
         return (hk::ScaleMover<kARows, T::kN, T::kThreads> *)nullptr;
 }()));
@@ -131,9 +146,13 @@ inline constexpr int kStepFrags = T::kStep * T::kBytes / hk::kFragBytes;
 template <class T>
 struct TileAcc : WaveTile<T> {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
+    static constexpr bool kReadsFirst = detail::kReadsFirst<T>;
 
     HK_FN TileAcc() {}
     HK_FN explicit TileAcc(const auto &) {}  // arguments that accumulators with scales need
+
+    /// Zeroes here, while loads are in flight.
+    HK_FN void clear() { clear_acc(this->acc); }
 
     HK_FN void run(const auto &pipeline, u32 from, u32 count) {
         if constexpr (T::kPingPong)
@@ -185,6 +204,16 @@ HK_FN void for_each_vec(const Accum &acc_tile, void *lds, F part) {
             part(16 * m + row, col, staged, row);
         }
     }
+}
+
+/// Accumulates bytes [from, to) of the rows of `a` and `w`. `make_scales()` makes the loader of packed scales.
+template <class T, class Accum, class MakeScales, class Lds>
+HK_FN void accumulate(Accum &acc_tile, const typename T::A &a, const typename T::W &w, MakeScales make_scales,
+                      Lds &stages, u32 from, u32 to) {
+    using Pipeline = typename T::template Pipeline<decltype(make_scales())>;
+    if constexpr (requires { Pipeline::begin(a, w, stages, from); }) Pipeline::begin(a, w, stages, from);
+    const auto scales = make_scales();
+    acc_tile.run(Pipeline(a, w, scales, stages), from, (to - from + T::A::kStageBytes - 1) / T::A::kStageBytes);
 }
 
 /// Runs the epilogue of a wave's tile.
@@ -242,14 +271,10 @@ HK_FN void tile_gemm(const Params &p, const Site &site, MakeWords make_scales) {
     }();
     const u32 w_end = w_bytes<T>(range.to);
     const typename T::W w(p.w.at(coord.matrix, first_w), p.w.rows - first_w, p.w.layout, w_end, rows_of_w);
-    const auto scales = make_scales(coord, range);
-
-    using Scales = __remove_cvref(decltype(scales));
-    using Pipeline = typename T::template Pipeline<Scales>;
-    auto &lds = site.template lds<TileLds<T, Scales>>();
+    const auto scales = [&] { return make_scales(coord, range); };
+    auto &lds = site.template lds<TileLds<T, decltype(scales())>>();
     Accum<T> acc_tile(p);
-    acc_tile.run(Pipeline(a, w, scales, lds.stages), range.from,
-                 (range.to - range.from + T::A::kStageBytes - 1) / T::A::kStageBytes);
+    accumulate<T>(acc_tile, a, w, scales, lds.stages, range.from, range.to);
     hk::block_barrier();
     if (!sum_slices<T>(site.reload(p), coord, acc_tile.acc, &lds)) return;
     store_tile<T, kGated>(p, site, coord, acc_tile, &lds);

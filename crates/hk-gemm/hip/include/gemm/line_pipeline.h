@@ -1,6 +1,6 @@
 // line_pipeline.h: pipelines whose stages are 128 bytes of each row: a line of L1.
 //   A stage of 64 bytes asks for a line twice, and the blocks of a CU read more lines per stage than L1 has: each line would be
-//   filled twice. The same holds for scales, 4 bytes of a row for a stage: they are loaded for several stages at once.
+//   filled twice. The same holds for scales, 4 bytes of a row for a stage: they are loaded for many stages at once.
 #pragma once
 
 #include <gemm/args.h>
@@ -11,19 +11,17 @@
 #include <hk/wave.h>
 
 namespace gemm {
-/// Loads the packed scales (4 bytes) of each row of a, then of w, for `kWords` times `kWordBytes` bytes of a row at once. A wave's
-/// load is of four of 16 rows: lane l loads scale l / 16 of row l % 16. Loads of the same rows follow each other.
-template <int kARows, int kWRows, int kThreads, u32 kWordBytes, u32 kWords_ = 4>
-class BatchedScales {
-    static constexpr u32 kWaves = kThreads / hk::kWaveSize, kSlots = (kARows + kWRows) / 16;
-    static_assert(hk::kWaveSize == 64 && kARows % 16 == 0 && kWRows % 16 == 0, "a load has rows of one tile");
-    static_assert(kWords_ % 4 == 0, "whole loads");
-    static constexpr u32 kFours = kWords_ / 4;
-    static constexpr int kRowParts = (kSlots + kWaves - 1) / kWaves;
+/// Loads the packed scales (4 bytes) of each row of a, then of w, in chunks of four, each for `kWordBytes` bytes of a row; `kChunks` chunks at
+/// once. A wave's load is a chunk of 16 rows: lane l loads scale l / 16 of row l % 16. Loads of the same rows follow each other.
+template <int kARows, int kWRows, int kThreads, u32 kWordBytes, u32 kChunks_>
+class ChunkedScales {
+    static constexpr u32 kWaves = kThreads / hk::kWaveSize, kGroups = (kARows + kWRows) / 16;
+    static_assert(hk::kWaveSize == 64 && kARows % 16 == 0 && kWRows % 16 == 0, "a load has rows of one operand");
+    static constexpr int kRowParts = (kGroups + kWaves - 1) / kWaves;
 
   public:
-    static constexpr u32 kWords = kWords_, kBytes = kWords * kWordBytes;
-    static constexpr int kParts = kRowParts * kFours;  // loads of a wave
+    static constexpr u32 kChunks = kChunks_, kWords = 4, kChunkBytes = kWords * kWordBytes;
+    static constexpr int kParts = kRowParts * kChunks;  // loads of a wave
     static constexpr bool kDirectToLds = true;
 
     /// The scales of 16 rows; those of the next 16 rows are kWords tiles further on.
@@ -32,11 +30,14 @@ class BatchedScales {
         HK_FN u32 a(u32 row) const { return this[row / 16 * kWords].word[row % 16]; }
         HK_FN const u32 *w(u32 row) const { return this[(kARows + row) / 16 * kWords].word + row % 16; }
     };
-    struct Batch {
-        Tile of[kRowParts * kWaves][kWords];  // all waves load as many
+    struct Chunk {
+        Tile of[kGroups][kWords];
+
+        /// The scales of the stage at byte `at` of the slice.
+        HK_FN const Tile *stage(u32 at) const { return &of[0][at % kChunkBytes / kWordBytes]; }
     };
     struct PackedScales {
-        u32 word[kParts];
+        u32 word[kRowParts][kChunks];
     };
 
   private:
@@ -44,18 +45,22 @@ class BatchedScales {
     hk::Window window_[kRowParts];
     u32 offset_[kRowParts], step_[kRowParts], shift_[kRowParts];
 
-    HK_FN static u32 slot(u32 part) { return hk::wave_id() + part * kWaves; }
-    /// Calls `f(part, four, window, offset, scalar)` for each load of the batch at byte `from` of the rows.
+    /// Waves that are left over load what others load, to the same place.
+    HK_FN static u32 group(u32 part) {
+        const u32 at = hk::wave_id() + part * kWaves;
+        return at < kGroups ? at : at - kGroups;
+    }
+    /// Calls `f(part, chunk, window, offset, scalar)` for each load of the chunks at byte `from` of the rows.
     HK_FN void each(u32 from, auto f) const {
 #pragma unroll
         for (int i = 0; i < kRowParts; ++i) {
             const u32 first = from >> shift_[i];
 #pragma unroll
-            for (u32 j = 0; j < kFours; ++j) {
-                const u32 at = from + (4 * j + hk::lane_id() / 16) * kWordBytes;
+            for (u32 j = 0; j < kChunks; ++j) {
+                const u32 at = from + (kWords * j + hk::lane_id() / 16) * kWordBytes;
                 const u32 past = (end_ - 1u - at) & hk::Window::kOutOfBounds;
                 const u32 offset = offset_[i] + ((at >> shift_[i]) - first) * step_[i];
-                f(i, j, window_[i], offset | (offset_[i] & hk::Window::kOutOfBounds) | past, first * step_[i]);
+                f(i, j, window_[i], offset | past, first * step_[i]);
             }
         }
     }
@@ -63,14 +68,14 @@ class BatchedScales {
   public:
     /// `place(row, of_w)` gives the ScalePlace of a row.
     template <class Place>
-    HK_FN BatchedScales(u32 end, Place place) : end_(end) {
+    HK_FN ChunkedScales(u32 end, Place place) : end_(end) {
 #pragma unroll
         for (int i = 0; i < kRowParts; ++i) {
-            const u32 row = slot(i) * 16 + hk::lane_id() % 16;
-            const bool of_w = slot(i) * 16 >= kARows;
+            const u32 row = group(i) * 16 + hk::lane_id() % 16;
+            const bool of_w = group(i) * 16 >= kARows;
             const hk::ScalePlace where = of_w ? place(row - kARows, true) : place(row, false);
             window_[i] = hk::Window(reinterpret_cast<GlobalPtr<const u8>>(where.data), hk::Window::kOutOfBounds - 1);
-            offset_[i] = row < kARows + kWRows ? where.offset : hk::Window::kOutOfBounds;
+            offset_[i] = where.offset;
             step_[i] = hk::uniform(where.step);
             shift_[i] = hk::uniform(where.shift);
         }
@@ -79,18 +84,24 @@ class BatchedScales {
     HK_FN PackedScales load(u32 from) const {
         PackedScales packed;
         each(from, [&](u32 i, u32 j, const hk::Window &window, u32 offset, u32 scalar) {
-            packed.word[i * kFours + j] = window.template load<u32>(offset, scalar);
+            packed.word[i][j] = window.template load<u32>(offset, scalar);
         });
         return packed;
     }
-    HK_FN static void store(const PackedScales &packed, Batch &batch) {
+    HK_FN static void store(const PackedScales &packed, Chunk (&chunks)[kChunks]) {
 #pragma unroll
-        for (u32 i = 0; i < kParts; ++i)
-            batch.of[slot(i / kFours)][i % kFours * 4 + hk::lane_id() / 16].word[hk::lane_id() % 16] = packed.word[i];
+        for (int i = 0; i < kRowParts; ++i) {
+#pragma unroll
+            for (u32 j = 0; j < kChunks; ++j)
+                chunks[j].of[group(i)][hk::lane_id() / 16].word[hk::lane_id() % 16] = packed.word[i][j];
+        }
     }
-    HK_FN void copy(u32 from, Batch &batch) const {
+    /// Asynchronous loads to the chunks of a ring from `first` on.
+    template <u32 kRing>
+    HK_FN void copy(u32 from, Chunk (&ring)[kRing], u32 first) const {
         each(from, [&](u32 i, u32 j, const hk::Window &window, u32 offset, u32 scalar) {
-            window.load_dword_to_lds(&batch.of[slot(i)][4 * j], offset, scalar);
+            const u32 at = first + j;
+            window.load_dword_to_lds(&ring[at < kRing ? at : at - kRing].of[group(i)], offset, scalar);
         });
     }
 };
@@ -98,32 +109,47 @@ class BatchedScales {
 namespace detail {
 /// Whether scales are loaded for several stages at once.
 template <class Scales>
-inline constexpr bool kBatched = requires { typename Scales::Batch; };
+inline constexpr bool kChunked = requires { typename Scales::Chunk; };
 
-/// The scales in LDS: of each stage, or two batches.
-template <class Scales, int kStages>
+/// Whether a wave reads all operands of a stage before it multiplies.
+template <class Accum>
+inline constexpr bool kReadsFirst = requires { requires Accum::kReadsFirst; };
+
+/// The scales in LDS: of each stage; or chunks, `kKept` of which are in use while others are in flight.
+template <class Scales, int kStages, u32 kKept>
 struct ScaleStages {
     typename Scales::Tile stage[kStages];
 };
-template <class Scales, int kStages>
-    requires kBatched<Scales>
-struct ScaleStages<Scales, kStages> {
-    typename Scales::Batch batch[kStages > 1 ? 2 : 1];
+template <class Scales, int kStages, u32 kKept>
+    requires kChunked<Scales>
+struct ScaleStages<Scales, kStages, kKept> {
+    typename Scales::Chunk chunk[Scales::kChunks + kKept];
 };
 }  // namespace detail
 
 /// LDS stages of two tiles and their scales.
-template <class A, class W, class Scales, int kStages, int kAStages = kStages>
+template <class A, class W, class Scales, int kStages, int kAStages = kStages, u32 kKept = 0>
 struct LineStages {
     typename A::Tile a[kAStages];
     typename W::Tile w[kStages];
-    detail::ScaleStages<Scales, kStages> scales;
+    detail::ScaleStages<Scales, kStages, kKept> scales;
 };
+
+namespace detail {
+/// At the first stage of the chunks in LDS, byte `from` of the rows and `at` of the slice: stores them, and loads the next.
+template <class Scales>
+HK_FN void refill(const Scales &from_memory, auto &packed, auto &chunks, u32 from, u32 at) {
+    constexpr u32 kBytes = Scales::kChunks * Scales::kChunkBytes;
+    if (at % kBytes != 0) return;
+    from_memory.store(packed, chunks);
+    packed = from_memory.load(from + kBytes);
+}
+}  // namespace detail
 
 /// Through registers: LDS has one stage, and the next is in flight to registers while it is multiplied.
 template <class A, class W, class Scales>
 class RegisterLines {
-    static constexpr bool kBatched = detail::kBatched<Scales>;
+    static constexpr bool kChunked = detail::kChunked<Scales>;
     const A &a_;
     const W &w_;
     const Scales &scales_;
@@ -151,21 +177,18 @@ class RegisterLines {
             hk::block_barrier();  // all waves have read the stage before
             a_.store(next.a, stage_.a[0]);
             w_.store(next.w, stage_.w[0]);
-            if constexpr (!kBatched) scales_.store(scales, stage_.scales.stage[0]);
-            if constexpr (kBatched) {
-                if (at % Scales::kBytes == 0) {
-                    scales_.store(scales, stage_.scales.batch[0]);
-                    scales = scales_.load(from + Scales::kBytes);
-                }
-            }
+            if constexpr (kChunked)
+                detail::refill(scales_, scales, stage_.scales.chunk, from, at);
+            else
+                scales_.store(scales, stage_.scales.stage[0]);
             from += A::kStageBytes;
             next = load(from);
-            if constexpr (!kBatched) scales = scales_.load(from);
+            if constexpr (!kChunked) scales = scales_.load(from);
             hk::sched_barrier();
             hk::block_barrier();
             const auto *of_stage = [&] {
-                if constexpr (kBatched)
-                    return &stage_.scales.batch[0].of[0][at % Scales::kBytes / (Scales::kBytes / Scales::kWords)];
+                if constexpr (kChunked)
+                    return stage_.scales.chunk[at / Scales::kChunkBytes % Scales::kChunks].stage(at);
                 else
                     return &stage_.scales.stage[0];
             }();
@@ -183,100 +206,133 @@ class DirectLines {
     static constexpr int kAhead = kACount - kCount;
     static_assert(kCount >= 2, "one stage is multiplied while another is in flight");
     static_assert(kAhead == 0 || kAhead == 1);
-    static constexpr bool kBatched = detail::kBatched<Scales>;
+    static constexpr bool kChunked = detail::kChunked<Scales>;
     static constexpr int kLoads = A::kParts + W::kParts;
+
+    /// Chunks of scales in use when others are asked for: enough that those are waited for with the first stage that needs them.
+    static constexpr u32 kKept = [] {
+        if constexpr (kChunked) {
+            constexpr u32 kStages = kCount > 3 ? kCount - 2 : 1, kOfChunk = Scales::kChunkBytes / A::kStageBytes;
+            return (kStages + kOfChunk - 1) / kOfChunk;
+        } else {
+            return 0u;
+        }
+    }();
+
+  public:
+    using Lds = LineStages<A, W, Scales, kCount, kACount, kKept>;
+
+  private:
     const A &a_;
     const W &w_;
     const Scales &scales_;
-    LineStages<A, W, Scales, kCount, kACount> &stages_;
+    Lds &stages_;
 
-    /// The stage to multiply, in both rings.
+    /// A stage in both rings.
     struct Place {
-        u32 a = 0, w = 0;
-        u32 at = 0;  // byte of the slice
+        u32 of_w = 0, ahead = 0;
 
+        HK_FN u32 of_a() const { return kAhead == 0 ? of_w : ahead; }
         HK_FN void advance() {
-            a = a + 1 == kACount ? 0 : a + 1;
-            w = w + 1 == kCount ? 0 : w + 1;
-            at += A::kStageBytes;
+            of_w = of_w + 1 == kCount ? 0 : of_w + 1;
+            ahead = ahead + 1 == kACount ? 0 : ahead + 1;
         }
     };
 
-    HK_FN void copy_a(u32 from, u32 stage) const { a_.copy(from, stages_.a[stage]); }
-    HK_FN void copy_w(u32 from, u32 stage) const { w_.copy(from / A::kStageBytes * W::kStageBytes, stages_.w[stage]); }
-    /// Loads the first `kStages` stages of w, and those of a that are in flight beside them.
+    HK_FN static void copy_a(const A &a, u32 from, Lds &stages, u32 stage) { a.copy(from, stages.a[stage]); }
+    HK_FN static void copy_w(const W &w, u32 from, Lds &stages, u32 stage) {
+        w.copy(from / A::kStageBytes * W::kStageBytes, stages.w[stage]);
+    }
+    /// Loads the stages from the second on: `kStages` of w in all, and those of a that are in flight beside them.
     template <int kStages>
-    HK_FN void begin(u32 from) const {
-        if constexpr (kBatched) scales_.copy(from, stages_.scales.batch[0]);
+    HK_FN void begin_others(u32 from) const {
 #pragma unroll
-        for (int i = 0; i < kStages + kAhead; ++i) {
-            if (i < kStages) copy_w(from + i * A::kStageBytes, i);
-            copy_a(from + i * A::kStageBytes, i);
+        for (int i = 1; i < kStages + kAhead; ++i) {
+            if (i < kStages) copy_w(w_, from + i * A::kStageBytes, stages_, i);
+            copy_a(a_, from + i * A::kStageBytes, stages_, i);
             hk::commit_loads();
         }
     }
-    /// Waits until all waves have loaded all but the last `kStages` stages that are in flight, and the scales that were asked for behind
-    /// them, if the stage before the one at byte `at` was the first of its batch.
+    /// Waits for all loads but those of the last `kStages` stages that are in flight, of all waves.
     template <int kStages>
-    HK_FN static void wait(u32 at = 0) {
-        constexpr int kBehind = kStages * kLoads + kAhead * A::kParts;
-        if constexpr (kBatched) {
-            static_assert(Scales::kBytes > A::kStageBytes, "a batch is of several stages");
-            if (at % Scales::kBytes == A::kStageBytes)
-                hk::wait_loads<1, kBehind + Scales::kParts>();
-            else
-                hk::wait_loads<1, kBehind>();
-        } else {
-            hk::wait_loads<1, kBehind>();
-        }
+    HK_FN static void wait() {
+        hk::wait_loads<1, kStages * kLoads + kAhead * A::kParts>();
         hk::block_barrier();
     }
-    /// Loads stage `w` of w, from byte `from` of its rows on, and stage `a` of a.
-    HK_FN void copy(u32 from, u32 w, u32 a) const {
-        copy_w(from, w);
-        copy_a(from + kAhead * A::kStageBytes, a);
+    /// Loads a stage of w, from byte `from` of its rows on, and one of a.
+    HK_FN void load(u32 from, const Place &to) const {
+        copy_w(w_, from, stages_, to.of_w);
+        copy_a(a_, from + kAhead * A::kStageBytes, stages_, to.of_a());
         hk::commit_loads();
     }
-    /// Loads the scales behind those of the stage at byte `from` of the rows, if it is the first of its batch.
-    HK_FN void copy_batch(u32 from, u32 at) const {
-        if constexpr (kBatched) {
-            if (at % Scales::kBytes == 0)
-                scales_.copy(from + Scales::kBytes, stages_.scales.batch[(at / Scales::kBytes + 1) % 2]);
-        }
-    }
-    HK_FN hk::Step<A, W, Scales, 1> step(const Place &now) const {
+    /// The stage at byte `at` of the slice, and its chunk of scales.
+    HK_FN hk::Step<A, W, Scales, 1> step(const Place &now, u32 at = 0, u32 chunk = 0) const {
         const auto *of_stage = [&] {
-            if constexpr (kBatched)
-                return &stages_.scales.batch[now.at / Scales::kBytes % 2]
-                            .of[0][now.at % Scales::kBytes / (Scales::kBytes / Scales::kWords)];
+            if constexpr (kChunked)
+                return stages_.scales.chunk[chunk].stage(at);
             else
-                return &stages_.scales.stage[now.w];
+                return &stages_.scales.stage[now.of_w];
         }();
-        return {{&stages_.a[now.a]}, {&stages_.w[now.w]}, {of_stage}};
+        return {{&stages_.a[now.of_a()]}, {&stages_.w[now.of_w]}, {of_stage}};
     }
 
   public:
-    using Lds = LineStages<A, W, Scales, kCount, kACount>;
     static constexpr bool kHalves = kCount == 2;
 
+    /// Loads the first stage; it is in flight while the caller makes `scales`.
+    HK_FN static void begin(const A &a, const W &w, Lds &stages, u32 from) {
+        copy_w(w, from, stages, 0);
+        copy_a(a, from, stages, 0);
+        hk::commit_loads();
+    }
+    /// After `begin`.
     HK_FN DirectLines(const A &a, const W &w, const Scales &scales, Lds &stages)
         : a_(a), w_(w), scales_(scales), stages_(stages) {}
 
-    /// Calls `acc.multiply<0>(Step)` for `count` stages from byte `from` of the rows on.
+    /// Calls `acc.multiply<0>(Step)`, or `acc.multiply(acc.read(Step))`, for `count` stages from byte `from` of the rows on; at least for one.
     template <class Accum>
     HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
-        begin<kCount - 1>(from);
-        Place now;
-        u32 w = kCount - 1, a = kACount - 1;  // stages of LDS that are free
-        for (; count > 0; --count) {
-            wait<kCount - 2>(now.at);
-            copy(from + (kCount - 1) * A::kStageBytes, w, a);
-            copy_batch(from, now.at);
+        if constexpr (kChunked) scales_.copy(from, stages_.scales.chunk, 0);
+        begin_others<kCount - 1>(from);
+        acc_tile.clear();
+        Place now, free{kCount - 1, kACount - 1};
+        u32 at = 0, chunk = 0, left = 0;  // chunks that are in use or in flight
+        if constexpr (kChunked) left = Scales::kChunks;
+        const auto load_next = [&] {
+            if constexpr (kChunked) {
+                if (at % Scales::kChunkBytes == 0 && left == kKept) {
+                    const u32 next = chunk + kKept;
+                    constexpr u32 kRing = Scales::kChunks + kKept;
+                    scales_.copy(from + kKept * Scales::kChunkBytes, stages_.scales.chunk,
+                                 next < kRing ? next : next - kRing);
+                    left += Scales::kChunks;
+                }
+            }
+            load(from + (kCount - 1) * A::kStageBytes, free);
+        };
+        do {
+            wait<kCount - 2>();
+            if constexpr (detail::kReadsFirst<Accum>) {
+                // Loads are issued while LDS is read.
+                const auto operands = acc_tile.read(step(now, at, chunk));
+                load_next();
+                hk::sched_barrier();
+                acc_tile.multiply(operands);
+            } else {
+                load_next();
+                acc_tile.template multiply<0>(step(now, at, chunk));
+            }
             from += A::kStageBytes;
-            acc_tile.template multiply<0>(step(now));
-            w = now.w, a = now.a;
+            at += A::kStageBytes;
+            free = now;
             now.advance();
-        }
+            if constexpr (kChunked) {
+                if (at % Scales::kChunkBytes == 0) {
+                    chunk = chunk + 1 == Scales::kChunks + kKept ? 0 : chunk + 1;
+                    --left;
+                }
+            }
+        } while (at < count * A::kStageBytes);
         // Full drain: loads in flight must not land after the block has freed its LDS.
         hk::wait_loads<0, 0>();
     }
@@ -285,12 +341,13 @@ class DirectLines {
     /// multiplied. The barrier stands between the halves: all waves have a stage in registers then, and its LDS is free.
     template <class Accum>
     HK_FN void run_halves(u32 from, u32 count, Accum &acc_tile) const {
-        static_assert(!kBatched && Scales::kParts == 0, "halves have no scales");
-        begin<kCount>(from);
+        static_assert(!kChunked && Scales::kParts == 0, "halves have no scales");
+        begin_others<kCount>(from);
+        acc_tile.clear();
         Place now;
         wait<kCount - 1>();
         auto first = acc_tile.template read<0>(step(now));
-        for (; count > 0; --count) {
+        do {
             const auto second = acc_tile.template read<1>(step(now));
             hk::sched_barrier();
             acc_tile.multiply(first);
@@ -299,12 +356,12 @@ class DirectLines {
             const Place freed = now;
             now.advance();
             first = acc_tile.template read<0>(step(now));
-            copy(from + kCount * A::kStageBytes, freed.w, freed.a);
+            load(from + kCount * A::kStageBytes, freed);
             from += A::kStageBytes;
             hk::sched_barrier();
             acc_tile.multiply(second);
             hk::sched_barrier();
-        }
+        } while (int(--count) > 0);
         // Full drain: loads in flight must not land after the block has freed its LDS.
         hk::wait_loads<0, 0>();
     }
@@ -313,7 +370,7 @@ class DirectLines {
 namespace detail {
 /// Whether LDS has room for so many stages.
 template <class A, class W, class Scales, int kCount, int kACount = kCount>
-inline constexpr bool kFit = sizeof(LineStages<A, W, Scales, kCount, kACount>) <= hk::kLdsBytes;
+inline constexpr bool kFit = sizeof(typename DirectLines<A, W, Scales, kCount, kACount>::Lds) <= hk::kLdsBytes;
 
 template <bool kDirectToLds, class A, class W, class Scales>
 struct LinesOf {
@@ -321,8 +378,9 @@ struct LinesOf {
 };
 template <class A, class W, class Scales>
 struct LinesOf<true, A, W, Scales> {
-    // Three where LDS has room. With two, nothing would be in flight between the wait for one and its place in the other's.
-    static constexpr int kStages = kFit<A, W, Scales, 3> ? 3 : 2;
+    // With two, nothing is in flight between the wait for one and its place in the other's. A CU has three blocks of 64 x 64.
+    static constexpr int kMost = A::Tile::kRows + W::Tile::kRows > 128 ? 4 : 3;
+    static constexpr int kStages = kFit<A, W, Scales, kMost> ? kMost : kFit<A, W, Scales, 3> ? 3 : 2;
     static constexpr bool kAhead = kStages == 2 && kFit<A, W, Scales, 2, 3>;
     using Type = DirectLines<A, W, Scales, kStages, kStages + kAhead>;
 };

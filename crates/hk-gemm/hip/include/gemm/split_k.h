@@ -90,8 +90,10 @@ HK_FN bool sum_slices(const Params &p, const TileCoord &coord, Acc (&acc)[kRows]
         constexpr u32 kFragBytes = sizeof(Acc) * hk::kWaveSize;
         static_assert(sizeof(Acc) == 16 && kFragBytes == 16 * 16 * sizeof(Number),
                       "a lane stores 16 bytes of a fragment");
-        // Groups of rows whose loads are in flight together, and slices.
-        constexpr int kTogether = kRows * kCols <= 4 ? kRows : 1, kAhead = kCols < 8 ? 8 / kCols : 1;
+        // Groups of rows whose loads are in flight together, and slices. Where LDS limits the blocks of a CU, registers are free for them.
+        constexpr bool kFree = requires { requires T::kReadsFirst; };
+        constexpr int kMost = kFree ? 16 : 4, kTogether = kRows * kCols <= kMost ? kRows : 1;
+        constexpr int kSlices = kFree ? kMost / (kTogether * kCols) : 8 / kCols, kAhead = kSlices > 1 ? kSlices : 1;
         const TileSlices<T::kM, T::kN> slices(p, coord);
         const u32 first = T::wave_m() / 16, lane = T::wave_n() / 16 * kFragBytes + hk::lane_id() * sizeof(Acc);
         {
@@ -115,13 +117,13 @@ HK_FN bool sum_slices(const Params &p, const TileCoord &coord, Acc (&acc)[kRows]
             }
             slices.template each<kAhead>(
                 [&](u32 s, u32 i) {
+                    if (s == slices.own) return;  // it is in registers
                     const hk::Window from = slices.slice(s);
 #pragma unroll
                     for (u32 m = 0; m < kTogether; ++m) {
-                        // Its own slice is in registers, and nothing is where M has ended: a load out of bounds takes no memory.
+                        // Nothing is where M has ended: a load out of bounds takes no memory.
                         const u32 row = first + group + m;
-                        const bool loads = s != slices.own && row < slices.groups;
-                        const u32 at = (lane + slices.group(row)) | (loads ? 0 : hk::Window::kOutOfBounds);
+                        const u32 at = row < slices.groups ? lane + slices.group(row) : hk::Window::kOutOfBounds;
 #pragma unroll
                         for (u32 n = 0; n < kCols; ++n) part[i][m][n] = from.template load<Acc>(at, 0, n * kFragBytes);
                     }
@@ -130,8 +132,12 @@ HK_FN bool sum_slices(const Params &p, const TileCoord &coord, Acc (&acc)[kRows]
 #pragma unroll
                     for (u32 m = 0; m < kTogether; ++m) {
 #pragma unroll
-                        for (u32 n = 0; n < kCols; ++n)
-                            sum[m][n] += s == slices.own ? acc[group + m][n] : part[i][m][n];
+                        for (u32 n = 0; n < kCols; ++n) {
+                            if (s == slices.own)
+                                sum[m][n] += acc[group + m][n];
+                            else
+                                sum[m][n] += part[i][m][n];
+                        }
                     }
                 });
 #pragma unroll

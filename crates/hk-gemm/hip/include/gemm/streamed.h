@@ -16,10 +16,10 @@ struct StreamedStage {
     typename Scales::Tile scales;
 };
 template <class A, class Scales>
-    requires detail::kBatched<Scales>
+    requires detail::kChunked<Scales>
 struct StreamedStage<A, Scales> {
     A a;
-    typename Scales::Batch scales;
+    typename Scales::Chunk scales[Scales::kChunks];
 };
 
 /// A block of four waves: each has all rows of a and 32 of w. As Tile.
@@ -92,7 +92,7 @@ struct StreamedTile {
 template <class E, int kM_>
 template <class Scales>
 class StreamedTile<E, kM_>::Pipeline {
-    static constexpr bool kBatched = detail::kBatched<Scales>;
+    static constexpr bool kChunked = detail::kChunked<Scales>;
     static constexpr int kRowTiles = kM / 16;
     /// M tiles whose fragments are read ahead.
     static constexpr int kAhead = 2;
@@ -118,18 +118,13 @@ class StreamedTile<E, kM_>::Pipeline {
     HK_FN const auto &advance(Loads &loads, int next) const {
         const u32 at = loads.at;
         a_.store(loads.a, lds_.a);
-        if constexpr (kBatched) {
-            if (at % Scales::kBytes == 0) {
-                scales_.store(loads.scales, lds_.scales);
-                loads.scales = scales_.load(loads.from + Scales::kBytes);
-            }
-        }
+        if constexpr (kChunked) detail::refill(scales_, loads.scales, lds_.scales, loads.from, at);
         loads.from += kBytes;
         loads.at += kBytes;
         loads.w[next] = w_.load(loads.from);
         loads.a = a_.load(loads.from);
-        if constexpr (kBatched)
-            return lds_.scales.of[0][at % Scales::kBytes / (Scales::kBytes / Scales::kWords)];
+        if constexpr (kChunked)
+            return *lds_.scales[at / Scales::kChunkBytes % Scales::kChunks].stage(at);
         else
             return lds_.scales;
     }

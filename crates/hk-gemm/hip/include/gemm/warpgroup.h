@@ -4,6 +4,9 @@
 #include <gemm/gemm.h>
 
 #include <hk/warpgroup.h>
+#if defined(HK_WARPGROUPS)
+#include <hk/widened.h>
+#endif
 
 namespace gemm {
 
@@ -35,6 +38,21 @@ struct TileAcc<WarpgroupTile<E, kTileM, kTileN, kStages>> : WaveTile<WarpgroupTi
     }
 };
 
+/// The same of fp8, widened to f16.
+template <int kM, int kN>
+struct WideningTile : WarpgroupTile<hk::Fp8, kM, kN, 0> {
+    using Base = WarpgroupTile<hk::Fp8, kM, kN, 0>;
+    using A = hk::WideningMover<kM, Base::kThreads>;
+    using W = hk::WideningMover<kN, Base::kThreads>;
+    template <class Scales>
+    using Pipeline = hk::WideningPipeline<A, W, Scales>;
+};
+
+template <int kM, int kN>
+struct TileAcc<WideningTile<kM, kN>> : TileAcc<typename WideningTile<kM, kN>::Base> {
+    using TileAcc<typename WideningTile<kM, kN>::Base>::TileAcc;
+};
+
 namespace detail {
 /// As many stages as fit LDS, of which each block has 1 KiB to itself: two blocks an SM of 64 rows, else one.
 template <int kM, int kN>
@@ -48,11 +66,11 @@ struct LargeTileOf {
 };
 template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
 struct LargeTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
-    using Type = Tile<hk::Fp8, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
+    using Type = WideningTile<kM, kN>;
 };
 }  // namespace detail
 
-/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where E has instructions of them.
+/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where the target has them.
 template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
 using LargeTile = typename detail::LargeTileOf<E, kM, kN, kWavesM, kWavesN, kStages>::Type;
 #else

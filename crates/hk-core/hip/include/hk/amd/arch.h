@@ -61,6 +61,12 @@ HK_FN void opaque(T &v) {
 /// Scheduling barrier: the compiler moves no instruction across it.
 HK_FN void sched_barrier() { __builtin_amdgcn_sched_barrier(0); }
 
+/// Pins a value of up to 16 bytes to a register here: it is computed before, and not moved to its first use.
+template <class V>
+HK_FN void pin(V &v) {
+    asm volatile("" : "+v"(v));
+}
+
 /// The wave's issue priority among the waves of its SIMD: 0 (the initial one) to 3.
 template <int kPriority>
 HK_FN void set_wave_priority() {

@@ -49,6 +49,16 @@ class Window {
     /// waits.
     HK_FN void load_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<16>(to, offset, scalar); }
 
+    /// The same from `offset | past` to `to + ahead`, a constant, in as few instructions as there are.
+    HK_FN void load_to_lds(void *to, u32 ahead, u32 offset, u32 past, u32 scalar) const {
+        u32 at;
+        // M0 says where to, and takes a state to be read.
+        asm volatile("s_add_u32 m0, %1, %2\n\tv_or_b32 %0, %3, %4\n\tbuffer_load_dwordx4 %0, %5, %6 offen lds"
+                     : "=&v"(at)
+                     : "s"(lds_address(to)), "i"(ahead), "v"(offset), "v"(past), "s"(resource_), "s"(scalar)
+                     : "memory", "scc");
+    }
+
     /// Loads a dword per lane straight to LDS, lane l's to `to + 4 l`.
     HK_FN void load_dword_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<4>(to, offset, scalar); }
 
@@ -91,11 +101,14 @@ class Window {
     }
 
   private:
+    HK_FN static u32 lds_address(void *to) {
+        using Lds = __attribute__((address_space(3))) void *;
+        return u32(reinterpret_cast<__UINTPTR_TYPE__>((Lds)to));
+    }
+
     template <int kBytes>
     HK_FN void load_to_lds(void *to, u32 offset, u32 scalar) const {
-        using Lds = __attribute__((address_space(3))) void *;
-        const u32 address = u32(reinterpret_cast<__UINTPTR_TYPE__>((Lds)to));
-        // M0 says where to, and takes a state to be read.
+        const u32 address = lds_address(to);
         if constexpr (kBytes == 16) {
             asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dwordx4 %1, %2, %3 offen lds"
                          :

@@ -46,6 +46,10 @@ HK_FN void opaque(T &v) {
 /// Scheduling barrier: the compiler moves no instruction across it.
 HK_FN void sched_barrier() {}
 
+/// Pins a value to a register on AMD targets.
+template <class V>
+HK_FN void pin(V &) {}
+
 /// The wave's issue priority among the waves of its SIMD: 0 (the initial one) to 3.
 template <int kPriority>
 HK_FN void set_wave_priority() {}

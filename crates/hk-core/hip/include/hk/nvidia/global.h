@@ -77,6 +77,11 @@ class Window {
     /// waits.
     HK_FN void load_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<16>(to, offset, scalar); }
 
+    /// The same from `offset | past` to `to + ahead`.
+    HK_FN void load_to_lds(void *to, u32 ahead, u32 offset, u32 past, u32 scalar) const {
+        load_to_lds(static_cast<char *>(to) + ahead, offset | past, scalar);
+    }
+
     /// Loads a dword per lane straight to LDS, lane l's to `to + 4 l`.
     HK_FN void load_dword_to_lds(void *to, u32 offset, u32 scalar) const { load_to_lds<4>(to, offset, scalar); }
 

@@ -46,6 +46,9 @@ HK_FN Vec<float, 4> native_fp8_values(u32 dword) {
     return {float(low[0]), float(low[1]), float(high[0]), float(high[1])};
 }
 
+/// Two fp8 of the target's own encoding as f16, exact.
+HK_FN u32 native_fp8_as_f16(u32 pair) { return __builtin_bit_cast(u32, __nvvm_e4m3x2_to_f16x2_rn(short(pair))); }
+
 /// fp4 of eight values, and the values of eight fp4, where kHasCvtFp4.
 HK_FN u32 native_fp4(Vec<float, 8> v);
 HK_FN Vec<float, 8> native_fp4_values(u32 dword);

@@ -57,45 +57,77 @@ struct BlockScaledAcc {
         static constexpr int kPhases = kSteps > 2 ? kSteps : 2;
         BlockScaledAcc &acc_tile;
 
+        static constexpr bool kReadsFirst = detail::kReadsFirst<T>;
+        /// `part` is zero at each first MFMA, which takes no register for it.
+        HK_FN void clear() const { clear_acc(acc_tile.acc); }
+
+        /// The scales of a step's columns. Those of a are times that of w, if it has one.
+        struct Scales {
+            Rows a[kM];
+            Acc w[kOneWScale ? 1 : kN];
+        };
+        HK_FN static Scales read_scales(const auto &step) {
+            const auto &scales = *step.scales[0];
+            Scales of;
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                of.a[m] = Rows(1.0f);
+                if constexpr (kAScaled) {
+#pragma unroll
+                    for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
+                        const u32 row = T::wave_m() + 16 * m + hk::row_of_lane(hk::lane_id(), r);
+                        of.a[m][r] = __builtin_bit_cast(float, scales.a(row));
+                    }
+                }
+                if constexpr (kOneWScale) of.a[m] *= __builtin_bit_cast(float, *scales.w(T::wave_n()));
+            }
+            if constexpr (!kOneWScale) {
+#pragma unroll
+                for (int n = 0; n < kN; ++n) {
+                    const u32 row = T::wave_n() + 16 * n + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows;
+                    of.w[n] = hk::broadcast_n(*reinterpret_cast<const Vec<float, hk::kMmaRows> *>(scales.w(row)));
+                }
+            }
+            return of;
+        }
+        HK_FN void scale(const Scales &of) const {
+#pragma unroll
+            for (int n = 0; n < kN; ++n) {
+                const Acc w_scale = [&] {
+                    if constexpr (kOneWScale)
+                        return Acc(1.0f);
+                    else
+                        return of.w[n];
+                }();
+#pragma unroll
+                for (int m = 0; m < kM; ++m) {
+                    const Acc sum = __builtin_convertvector(acc_tile.part.acc[m][n], Acc);
+                    acc_tile.acc[m][n] =
+                        __builtin_elementwise_fma(sum, w_scale * hk::broadcast_m(of.a[m]), acc_tile.acc[m][n]);
+                    acc_tile.part.acc[m][n] = Part(0);
+                }
+            }
+        }
+
         template <int kPhase>
         HK_FN void multiply(const auto &step) const {
             static_assert(!T::kDirectToLds || kSteps == 1, "straight to LDS, each turn is the first");
             acc_tile.part.template multiply_fragments<kStepFrags<T>>(
                 LdsFragments<T, __remove_cvref(decltype(step))>{step});
-            if constexpr ((kPhase + 1) % kSteps == 0) scale(step);
+            if constexpr ((kPhase + 1) % kSteps == 0) scale(read_scales(step));
         }
 
-        /// Rescales with the scales of the step's columns.
-        HK_FN void scale(const auto &step) const {
-            const auto &scales = *step.scales[0];
-            Rows a_scale[kM];
-#pragma unroll
-            for (int m = 0; m < kM; ++m) {
-                a_scale[m] = Rows(1.0f);
-                if constexpr (kAScaled) {
-#pragma unroll
-                    for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-                        const u32 row = T::wave_m() + 16 * m + hk::row_of_lane(hk::lane_id(), r);
-                        a_scale[m][r] = __builtin_bit_cast(float, scales.a(row));
-                    }
-                }
-                if constexpr (kOneWScale) a_scale[m] *= __builtin_bit_cast(float, *scales.w(T::wave_n()));
-            }
-#pragma unroll
-            for (int n = 0; n < kN; ++n) {
-                Acc w_scale = Acc(1.0f);
-                if constexpr (!kOneWScale) {
-                    const u32 row = T::wave_n() + 16 * n + hk::group_of_lane(hk::lane_id()) * hk::kMmaRows;
-                    w_scale = hk::broadcast_n(*reinterpret_cast<const Vec<float, hk::kMmaRows> *>(scales.w(row)));
-                }
-#pragma unroll
-                for (int m = 0; m < kM; ++m) {
-                    const Acc sum = __builtin_convertvector(acc_tile.part.acc[m][n], Acc);
-                    acc_tile.acc[m][n] =
-                        __builtin_elementwise_fma(sum, w_scale * hk::broadcast_m(a_scale[m]), acc_tile.acc[m][n]);
-                    acc_tile.part.acc[m][n] = Part(0);
-                }
-            }
+        struct Stage {
+            RegisterFragments<T> fragments;
+            Scales scales;
+        };
+        HK_FN Stage read(const auto &step) const {
+            return {RegisterFragments<T>(LdsFragments<T, __remove_cvref(decltype(step))>{step}), read_scales(step)};
+        }
+        HK_FN void multiply(const Stage &stage) const {
+            static_assert(kSteps == 1, "a stage has its own scales");
+            acc_tile.part.template multiply_fragments<kStepFrags<T>>(stage.fragments);
+            scale(stage.scales);
         }
     };
 };

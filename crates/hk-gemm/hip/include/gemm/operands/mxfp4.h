@@ -61,6 +61,9 @@ struct MxTile {
     /// 256 x 256 fills LDS: on gfx950 by two stages, on gfx942 by one of 128 columns.
     static constexpr bool kFills = kM + kN == 512;
     static constexpr int kBytes = kLines && (hk::kHasWideDma || !kFills) ? 128 : 64;
+    /// As Tile's.
+    static constexpr bool kReadsFirst =
+        kLines && hk::kHasWideDma && kPackedScales && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
 
     using A = hk::Mover<hk::SharedTile<kM, kLines ? kBytes : Operand::kBytes>, kThreads, kAccess, 1>;
     using W = hk::Mover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, 1>;
@@ -84,35 +87,75 @@ struct MxAcc {
         scale_acc(acc, T::Operand::kAccUnit);
     }
 
-    template <int>
-    HK_FN void multiply(const auto &step) {
-        constexpr int kOfScale = 64 / hk::kFragBytes;  // fragments of 128 columns
+    static constexpr bool kReadsFirst = detail::kReadsFirst<T>;
+    HK_FN void clear() { clear_acc(acc); }
+
+    /// Fragments of 128 columns, and those of a row of a stage.
+    static constexpr int kOfScale = 64 / hk::kFragBytes, kFrags = T::kBytes / hk::kFragBytes;
+
+    /// The blocks of one fragment of each row; a lane has one block of its row.
+    struct Operands {
+        hk::PerRow<hk::MxBlock> w[kN];
+        hk::PerRow<typename T::Operand::Block> a[kM];
+    };
+    /// Reads one operand's blocks of the k-th fragments of a step from LDS.
+    HK_FN static auto quants(int k, u32 row, auto word) {
+        const u32 lane = hk::lane_id(), shift = 8 * (k % kOfScale * hk::kLaneGroups<16> + hk::group_of_lane(lane));
+        return hk::per_row([&](u32 i) { return word(row + hk::row_of_lane(lane, i)) >> shift & 0xffu; });
+    }
+    HK_FN static const auto &scales_of(const auto &step, int k) {
+        if constexpr (requires { step.scales[0]->half; })
+            return step.scales[0]->half[k / kOfScale];
+        else
+            return step.scales[0][k / kOfScale];
+    }
+    HK_FN static auto read_w(const auto &step, int n, int k) {
+        const u32 row = T::wave_n() + 16 * n;
+        const auto scale = quants(k, row, [&](u32 r) { return *scales_of(step, k).w(r); });
+        return MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
+    }
+    HK_FN static auto read_a(const auto &step, int m, int k) {
+        const u32 row = T::wave_m() + 16 * m;
+        hk::PerRow<u32> scale = {};
+        if constexpr (T::Operand::kHasScales) scale = quants(k, row, [&](u32 r) { return scales_of(step, k).a(r); });
+        return T::Operand::load(*step.a[0], row, k, scale);
+    }
+
+    struct Stage {
+        Operands of[kFrags];
+    };
+    HK_FN Stage read(const auto &step) const {
+        Stage stage;
 #pragma unroll
-        for (int k = 0; k < T::kBytes / hk::kFragBytes; ++k) {
-            const auto &scales = [&]() -> const auto & {
-                if constexpr (requires { step.scales[0]->half; })
-                    return step.scales[0]->half[k / kOfScale];
-                else
-                    return step.scales[0][k / kOfScale];
-            }();
-            // A lane has one block of its row.
-            const u32 lane = hk::lane_id(), shift = 8 * (k % kOfScale * hk::kLaneGroups<16> + hk::group_of_lane(lane));
-            const auto quants = [&](u32 row, auto word) {
-                return hk::per_row([&](u32 i) { return word(row + hk::row_of_lane(lane, i)) >> shift & 0xffu; });
-            };
-            hk::PerRow<hk::MxBlock> w[kN];
+        for (int k = 0; k < kFrags; ++k) {
 #pragma unroll
-            for (int n = 0; n < kN; ++n) {
-                const u32 row = T::wave_n() + 16 * n;
-                const auto scale = quants(row, [&](u32 r) { return *scales.w(r); });
-                w[n] = MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
-            }
+            for (int n = 0; n < kN; ++n) stage.of[k].w[n] = read_w(step, n, k);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) stage.of[k].a[m] = read_a(step, m, k);
+        }
+        return stage;
+    }
+    HK_FN void multiply(const Stage &stage) {
+#pragma unroll
+        for (int k = 0; k < kFrags; ++k) {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
-                const u32 row = T::wave_m() + 16 * m;
-                hk::PerRow<u32> scale = {};
-                if constexpr (T::Operand::kHasScales) scale = quants(row, [&](u32 r) { return scales.a(r); });
-                const auto a = T::Operand::load(*step.a[0], row, k, scale);
+#pragma unroll
+                for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(stage.of[k].w[n], stage.of[k].a[m], acc[m][n]);
+            }
+        }
+    }
+
+    template <int>
+    HK_FN void multiply(const auto &step) {
+#pragma unroll
+        for (int k = 0; k < kFrags; ++k) {
+            hk::PerRow<hk::MxBlock> w[kN];
+#pragma unroll
+            for (int n = 0; n < kN; ++n) w[n] = read_w(step, n, k);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                const auto a = read_a(step, m, k);
 #pragma unroll
                 for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(w[n], a, acc[m][n]);
             }

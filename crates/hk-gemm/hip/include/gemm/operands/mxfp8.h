@@ -24,6 +24,8 @@ struct MxFp8Acc {
 
     HK_FN explicit MxFp8Acc(const auto &) {}
 
+    HK_FN void clear() { clear_acc(acc); }
+
     HK_FN void run(const auto &pipeline, u32 from, u32 count) { pipeline.run(from, count, *this); }
 
     template <int kPhase>
