@@ -113,6 +113,39 @@ class Decode:
         return run
 
 
+def mla_decode_rope(operands, scalars):
+    """Latent attention of a token of each of as many sequences of one length. FlashInfer has latent and rotated columns in tensors of their
+    own, taken apart before they are timed."""
+    if set(operands) != {"q", "kv_pool", "kv_indptr", "kv_indices"} or scalars["softcap"] or not flashinfer:
+        raise Unserved("blocks of keys, softcap, rotation, or FlashInfer is not installed")
+    q, indices = operands["q"], operands["kv_indices"]
+    (n, heads, columns), latent = q.shape, scalars["columns"]
+    keys, scale = indices.shape[0] // n, scalars["scale"] or columns**-0.5
+    starts = torch.arange(n + 1, dtype=torch.int32, device=q.device)
+    rows = operands["kv_pool"].view(-1, 1, columns)
+    parts = [part.contiguous() for of in (q, rows) for part in of.split((latent, columns - latent), -1)]
+
+    def reference(q, **_):
+        out = torch.empty(n, heads, latent, dtype=q.dtype, device=q.device)
+        for i, of in enumerate(indices.view(n, keys).long()):
+            k = rows[of, 0].double()
+            out[i] = (q[i] @ k.t() * scale).softmax(-1) @ k[:, :latent]
+        return (out,)
+
+    @functools.cache  # planned in the first call, which is not timed
+    def by(backend):
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
+        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
+        lengths = torch.full((n,), keys, dtype=torch.int32, device=q.device)
+        wrapper.plan(
+            starts, starts * keys, indices, lengths, heads, latent, columns - latent, 1, False, scale, q.dtype, rows.dtype
+        )
+        return wrapper
+
+    backends = {f"flashinfer_{b}": lambda b=b, **_: (by(b).run(*parts),) for b in ("fa2", "fa3")}
+    return reference, backends
+
+
 class Case:
     """What the implementations share: sizes, scale, mask."""
 

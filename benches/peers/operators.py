@@ -86,7 +86,9 @@ def tensor(spec, generator, device):
         return torch.randn(shape, generator=generator, device=device).mul_(2).softmax(-1).to(dtype)
     if spec["name"] == "block_table":
         return torch.randperm(shape[0] * shape[1], generator=generator, device=device, dtype=dtype).view(shape)
-    if spec["name"] == "seq_lens":
+    if spec["name"] == "kv_indices":
+        return torch.randperm(shape[0], generator=generator, device=device, dtype=dtype)
+    if spec["name"] in ("seq_lens", "kv_indptr"):
         return torch.zeros(shape, device=device, dtype=dtype)  # the peers know them
     if spec["name"] == "g":
         return -torch.rand(shape, generator=generator, device=device)
@@ -356,6 +358,11 @@ def pa_decode(operands, scalars):
     return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
 
 
+def mla_decode_rope(operands, scalars):
+    reference, functions = attention.mla_decode_rope(operands, scalars)
+    return Peer(operands, reference, functions=functions, check=functools.partial(close, by_rows=True))
+
+
 def chunk_gated_delta_rule(operands, scalars):
     if set(operands) != {"q", "k", "v", "g", "beta"} or operands["q"].dtype != torch.bfloat16 or operands["q"].dim() != 4:
         raise Unserved("gates of rows, states, packed sequences")
@@ -425,6 +432,7 @@ OPERATORS = {
     "flash_attn_bwd": mha_bwd,
     "mha_fused_bwd": mha_bwd,
     "pa_decode": pa_decode,
+    "mla_decode_rope": mla_decode_rope,
     "chunk_gated_delta_rule": chunk_gated_delta_rule,
     "fused_recurrent": fused_recurrent,
     "fused_moe": fused_moe,
