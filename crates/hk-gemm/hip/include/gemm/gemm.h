@@ -58,8 +58,9 @@ struct Tile {
     /// without it.
     static constexpr bool kPingPong = !kLines && hk::kHasPingPong && kThreads == 2 * hk::kSimdsPerCu * hk::kWaveSize &&
                                       (!kDirectToLds || kStages >= 3 * kStep);
-    /// All of a stage is read from LDS first: a wave has a SIMD's registers to itself.
-    static constexpr bool kReadsFirst = kLines && kDirectToLds && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
+    /// All of a stage is read from LDS first, where a wave has a SIMD's registers to itself. 64 x 64 waits for its loads: they come first.
+    static constexpr bool kReadsFirst =
+        (kM + kN > 128) && kLines && kDirectToLds && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
     /// Halves of a stage are read from LDS ahead.
     static constexpr bool kHalves = kLines && kDirectToLds && kBytes == 2 * hk::kFragBytes * Mma::kFrags;
 

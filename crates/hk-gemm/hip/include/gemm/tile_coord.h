@@ -67,9 +67,9 @@ struct KRange {
     u32 from, to;
 
     HK_FN KRange(const Grid &g, u32 split) {
-        // Trailing slices can be empty. Together they are little longer than a row, which has less than 2 GiB.
-        const u32 first = split * g.split_bytes;
-        from = first < g.k_bytes ? first : g.k_bytes;
+        // Trailing slices can be empty.
+        const u64 first = u64(split) * g.split_bytes;
+        from = first < g.k_bytes ? u32(first) : g.k_bytes;
         to = g.k_bytes - from < g.split_bytes ? g.k_bytes : from + g.split_bytes;
     }
 };

@@ -63,7 +63,7 @@ struct MxTile {
     static constexpr int kBytes = kLines && (hk::kHasWideDma || !kFills) ? 128 : 64;
     /// As Tile's.
     static constexpr bool kReadsFirst =
-        kLines && hk::kHasWideDma && kPackedScales && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
+        (kM + kN > 128) && kLines && hk::kHasWideDma && kPackedScales && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
 
     using A = hk::Mover<hk::SharedTile<kM, kLines ? kBytes : Operand::kBytes>, kThreads, kAccess, 1>;
     using W = hk::Mover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, 1>;
