@@ -419,12 +419,11 @@ class WarpgroupWalk {
             if (tiles > 1) turns.pass(last - 1);
             turns.pass(last);
         }
-        const auto place = [](int i) { return i % 8 / 4 * 2 + i % 4 / 2 * 4 + i % 2; };
 #pragma unroll
-        for (int i = 0; i < kDqk / 2; ++i) of_.da_.acc[0][i / 8][place(i)] = of_first[i];
+        for (int i = 0; i < kDqk / 2; ++i) of_.da_.acc[0][i / 8][hk::place_of_sum(i)] = of_first[i];
         if constexpr (kOfKeys) {
 #pragma unroll
-            for (int i = 0; i < kDv / 2; ++i) of_.db_.acc[0][i / 8][place(i)] = of_second[i];
+            for (int i = 0; i < kDv / 2; ++i) of_.db_.acc[0][i / 8][hk::place_of_sum(i)] = of_second[i];
         }
     }
 };

@@ -11,7 +11,8 @@
 // Queries are then sums of terms of fp8 where keys are (SplitQuery in bytes.h).
 // Scales of rows of 656 bytes are factors of the scores of 128 columns, and of probabilities; with 64 rows, which have more of these, of the
 // elements, whose products are rounded.
-// Queries are in registers; on sm_90, whose waves lack them, in LDS.
+// Queries are in registers; on sm_90, whose waves lack them, in LDS. On sm_90a 64 rows are multiplied by warpgroup instructions
+// (mla_warpgroup.h) where rows are of 16-bit elements.
 // Splits of the keys meet in global memory, in ascending order: in the last block of a tile to arrive (ticket.h), or in a second launch
 // (merge.hip), with the same bits.
 // Floor: keys are read once for a tile of 16 or 64 rows; where two tiles of 64 rows share them, the matrix units of gfx942 are as busy
@@ -26,6 +27,7 @@
 #include "problem.h"
 #include "softmax.h"
 #include "ticket.h"
+#include "warpgroup_rows.h"
 
 #include <hk/arch.h>
 #include <hk/block.h>
@@ -76,9 +78,15 @@ struct Shape {
     using T = T_;
     static constexpr int kC = kC_, kPe = kPe_, kRows = kRows_;
     static constexpr Rows kStored = kStored_;
+#if defined(HK_WARPGROUPS)
+    static constexpr bool kWarpgroups = kRows == 64 && kStored == Rows::Vectors;
+#else
+    static constexpr bool kWarpgroups = false;
+#endif
     static constexpr bool kQueriesInLds = hk::kRowsPerLane > 1;
     static constexpr int kDim = kRows == 16 || kQueriesInLds ? 16 : 32, kWavesH = kRows / kDim;
-    static constexpr int kWaves = kQueriesInLds && kRows > 16 ? 8 : 4, kWavesV = kWaves / kWavesH;
+    static constexpr int kWaves = kWarpgroups ? 16 : kQueriesInLds && kRows > 16 ? 8 : 4;
+    static constexpr int kWavesV = kWarpgroups ? 2 : kWaves / kWavesH;
     static constexpr int kThreads = kWaves * hk::kWaveSize;
     static constexpr int kParts = (kC + kPe) / 64;
     static constexpr bool kDirect = hk::kHasWideDma && kStored == Rows::Vectors;
@@ -89,7 +97,8 @@ struct Shape {
     // Of bytes, through registers: two stages of 32 keys take a barrier for each and fewer registers than one stage of 64.
     static constexpr int kStages = kDirect || (hk::kHasWideDma && kBytes) ? 2 : 1;
     // Two stages of ten parts leave no room for the states of 64 keys.
-    static constexpr int kKeys = kSplitKeys ? (kBytes ? 32 : 16) : (hk::kHasReadTr && kParts < 10 && !kBytes ? 64 : 32);
+    static constexpr int kKeys =
+        kSplitKeys ? (kBytes ? 32 : 16) : (kWarpgroups || (hk::kHasReadTr && kParts < 10 && !kBytes) ? 64 : 32);
     // Waves that share rows share their scores: each makes those of some tiles of keys, over some steps of the columns.
     static constexpr int kTiles = kKeys / kDim, kKeyShares = kSplitKeys ? 1 : kTiles < kWavesV ? kTiles : kWavesV;
     static constexpr int kColShares = kSplitKeys ? 1 : kWavesV / kKeyShares, kOwnTiles = kTiles / kKeyShares;
@@ -122,15 +131,22 @@ struct Keys {
     }
 };
 
-template <class S>
+/// The walk by warpgroup instructions, and what it has in LDS beside tiles: mla_warpgroup.h.
+template <class D>
+class WarpgroupWalk;
+template <class S, bool = S::kWarpgroups>
+struct WarpgroupLds {};
+
+template <class S_>
 class Decode {
+    using S = S_;
     using T = typename S::T;
     static constexpr int kDim = S::kDim, kKeys = S::kKeys, kParts = S::kParts, kC = S::kC;
     static constexpr int kCols = kC / S::kWavesV;  // of O, of a wave
     static constexpr int kRowThreads = 8;  // threads that move a row
     static constexpr Rows kStored = S::kStored;
     static constexpr bool kBytes = S::kBytes;
-    static constexpr bool kSplitKeys = S::kSplitKeys;
+    static constexpr bool kSplitKeys = S::kSplitKeys, kExchanges = !kSplitKeys && !S::kWarpgroups;
     static constexpr int kValueParts = kC / 64;
     // Waves that split the keys multiply and stage fp8 as it is.
     static constexpr bool kAsBytes = kSplitKeys && kBytes;
@@ -152,6 +168,7 @@ class Decode {
     static constexpr i32 kAbsent = -1;
     static constexpr bool kUnaligned = kStored == Rows::Any;
     static constexpr int kMergedRows = 16;  // at a time
+    static constexpr u32 kMergeThreads = S::kWarpgroups ? 256 : S::kThreads;
     static_assert(kCols % 64 == 0 && kMoves > 0, "whole parts of columns");
     // Of rows of 656 bytes.
     static constexpr u32 kScalesAt = 512, kScaledPeAt = 528;
@@ -159,17 +176,38 @@ class Decode {
     using Tile = hk::SharedTile<kKeys, 128>;
     using Places = hk::AccLayout<kDim>;
     using Chunk = Vec<u32, 4>;
+    struct TileParts {
+        Tile part[kSplitKeys ? kSlots : kParts];
+    };
+#if defined(HK_WARPGROUPS)
+    friend class WarpgroupWalk<Decode>;
+    using Stage = decltype([] {
+        if constexpr (S::kWarpgroups)
+            return WarpgroupTile<kKeys, kParts * 64>();
+        else
+            return TileParts();
+    }());
+    using QueryTile = decltype([] {
+        if constexpr (S::kWarpgroups)
+            return hk::WarpgroupRows<S::kRows>();
+        else
+            return hk::SharedTile<S::kRows, 128>();
+    }());
+#else
+    using Stage = TileParts;
+    using QueryTile = hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128>;
+#endif
 
   public:
-    struct Lds {
+    struct Lds : WarpgroupLds<S> {
         union {
-            Tile rows[kSplitKeys ? S::kWaves : S::kStages][kSplitKeys ? kSlots : kParts];
+            Stage rows[kSplitKeys ? S::kWaves : S::kStages];
             Vec<float, 2> parts[kMostParts][kMergedRows];
             Chunk sums_of_values[kSplitKeys ? S::kWaves - 1 : 1][kCols / kDim][hk::kWaveSize];
         };
-        hk::SharedTile<(S::kQueriesInLds ? S::kRows : 1), 128> queries[S::kQueriesInLds ? kParts : 1];
-        Chunk scores[kSplitKeys ? 1 : S::kWaves][kSplitKeys ? 1 : S::kChunks / S::kRounds]
-                    [kSplitKeys ? 1 : hk::kWaveSize];
+        QueryTile queries[S::kQueriesInLds ? kParts : 1];
+        Chunk scores[kExchanges ? S::kWaves : 1][kExchanges ? S::kChunks / S::kRounds : 1]
+                    [kExchanges ? hk::kWaveSize : 1];
         alignas(16) T key[S::kPe];  // rotated columns of the last key
         float state[kSplitKeys ? S::kWaves : S::kStages]
                    [kKeys];  // added to the key's scores: 0; -inf: there is none; NaN: not in the pool
@@ -201,7 +239,7 @@ class Decode {
     float unit_ = 1.0f;  // of the terms of the lane's row
     hk::WaveTile<Mma, kCols, kDim> o_;
     OnlineSoftmax<kDim, T> softmax_;
-    Vec<float, 2> met_ = {kMinusInf, 0.0f};  // the maximum and sum of waves that split the keys
+    Vec<float, 2> met_[kOwn];  // maxima and sums of rows, of several waves
     i32 entry_[kMoves];  // of the table, of the next tile's rows that the thread moves
 
     /// What a thread moves of a row. Of T: chunk `piece()` of each part. Of bytes: 16 columns of each other part, from 16 piece() on;
@@ -326,7 +364,7 @@ class Decode {
         reinterpret_cast<GlobalPtr<T>>(p_.k_pe_out + u64(i64(work_.sequence) * p_.k_pe_out_row))[col] = v;
     }
     /// Before the loop, in the place of its tiles: [kRows, kPe].
-    HK_FN T *rotated_queries() const { return reinterpret_cast<T *>(&lds_.rows[0][0]); }
+    HK_FN T *rotated_queries() const { return reinterpret_cast<T *>(&lds_.rows[0]); }
     /// Eight columns of the last key, from `col` on.
     HK_FN Chunk rotated_key(u32 col) const { return *reinterpret_cast<const Chunk *>(&lds_.key[col]); }
 
@@ -402,7 +440,9 @@ class Decode {
         for (int i = 0; i < kMoves; ++i) {
             const Part &part = moved.part[i];
             const u32 row = row_of_thread(i);
-            const auto put = [&](u32 c, u32 chunk, Chunk v) { lds_.rows[stage][c].chunk[Tile::place(row, chunk)] = v; };
+            const auto put = [&](u32 c, u32 chunk, Chunk v) {
+                lds_.rows[stage].part[c].chunk[Tile::place(row, chunk)] = v;
+            };
             if constexpr (kBytes) {
                 constexpr int kPairs = kC / 128;
 #pragma unroll
@@ -482,7 +522,7 @@ class Decode {
             const Source from = source_of(tile, i);
 #pragma unroll
             for (int c = 0; c < kParts; ++c) {
-                Tile &to = lds_.rows[stage][c];
+                Tile &to = lds_.rows[stage].part[c];
                 const u32 col = c * 64 + chunk * 8;
                 const bool pe = c * 64 >= kC, rotated = pe && from.rotated;
                 if (from.row && !rotated && !(pe && col >= cols)) {
@@ -605,7 +645,7 @@ class Decode {
                                 : kOwnTiles == 1 ? 2
                                                  : 1,
                       kFrags = kOwnSteps * kOwnTiles, kAtOnce = kDim == 16 ? 4 : 2;
-        const Tile(&rows)[kParts] = lds_.rows[stage];
+        const Tile(&rows)[kParts] = lds_.rows[stage].part;
         struct KeyFrags {
             hk::Frag frag[kAtOnce];
         };
@@ -654,7 +694,7 @@ class Decode {
 #pragma unroll
         for (int round = 0; round < S::kRounds; ++round) {
             // Columns beside those of values have been read when all waves have met.
-            Chunk *const to = round == 0 ? &lds_.scores[0][0][0] : lds_.rows[stage][kParts - 1].chunk;
+            Chunk *const to = round == 0 ? &lds_.scores[0][0][0] : lds_.rows[stage].part[kParts - 1].chunk;
             const auto place = [&](u32 wave, int i) { return (wave * kOfRound + i) * hk::kWaveSize + hk::lane_id(); };
             const auto part = [](auto &acc, int i) {
                 return Vec<float, 4>{acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3]};
@@ -692,7 +732,7 @@ class Decode {
 
     /// The tile in a stage.
     HK_FN void attend(u32 tile, u32 stage) {
-        const Tile(&rows)[kParts] = lds_.rows[stage];
+        const Tile(&rows)[kParts] = lds_.rows[stage].part;
         Scores s = exchanged(own_scores(stage), stage);
         const auto &state = lds_.state[stage];
         mask(s, tile, state[hk::lane_id() % kKeys] != 0.0f, state);
@@ -938,7 +978,7 @@ class Decode {
             const u32 from = t * kDim + lane % kDim;
             return u64(hk::shuffle(u32(row >> 32), from)) << 32 | hk::shuffle(u32(row), from);
         };
-        Tile(&staged)[kSlots] = lds_.rows[wave];
+        Tile(&staged)[kSlots] = lds_.rows[wave].part;
         Source from = source(key_of(tile), entry_of(key_of(tile)));
         i32 entry = entry_of(key_of(tile + S::kWaves));
         OwnRow own[kKeyTiles];
@@ -1060,7 +1100,7 @@ class Decode {
             const Vec<float, 2> of = lds_.sums[w][row];
             sum = __builtin_fmaf(of[1], rescaled(of[0], base), sum);
         }
-        met_ = {base, sum};
+        met_[0] = {base, sum};
         const float factor = rescaled(own[0], base);
 #pragma unroll
         for (u32 to = 0; to < u32(S::kWaves); ++to) {
@@ -1085,15 +1125,18 @@ class Decode {
         }
     }
 
-    HK_FN Vec<float, 2> sums(u32 r) const { return kSplitKeys ? met_ : softmax_.sums(r); }
+    HK_FN Vec<float, 2> sums(u32 r) const { return kSplitKeys || S::kWarpgroups ? met_[r] : softmax_.sums(r); }
 
+    HK_FN bool is_partial(const attention::Params &p) const {
+        // Uniform: else the compiler selects between addresses, one of them in scratch.
+        return p_.tickets ? hk::uniform(split_.parts) > 1 : p.splits.count > 1;
+    }
     /// True: the outputs are partial ones.
     HK_FN bool store_outputs() const {
         const attention::Params &p = params();
         const bool packed = p.sequences.q_starts != 0;
         const bool once = wave_cols_ == 0 && hk::group_of_lane<kDim>(hk::lane_id()) == 0;
-        // Uniform: else the compiler selects between addresses, one of them in scratch.
-        const bool partial = p_.tickets ? hk::uniform(split_.parts) > 1 : p.splits.count > 1;
+        const bool partial = is_partial(p);
         const float value_scale = p.cache.k.scale(0, 0);
 #pragma unroll
         for (u32 r = 0; r < kOwn; ++r) {
@@ -1121,12 +1164,13 @@ class Decode {
     }
     /// The results of all splits of the tile, kMergedRows rows at a time, whose maxima and sums are in LDS.
     HK_FN void merge() const {
-        constexpr u32 kPlaces = S::kThreads / kMergedRows, kAhead = 8;
+        constexpr u32 kPlaces = kMergeThreads / kMergedRows, kAhead = 8;
         constexpr int kRuns = kC / (kPlaces * 4);
         const attention::Params &p = params();
         const bool packed = p.sequences.q_starts != 0;
         const u32 rows = work_.q_len * p.group - work_.first, parts = split_.parts;
         const u32 place = hk::thread_x() % kPlaces;
+        const bool merges = !S::kWarpgroups || hk::thread_x() < kMergeThreads;
         const auto partial = [&](u32 s, const Row &row) {
             Work of = work_;
             of.split = s;
@@ -1136,14 +1180,14 @@ class Decode {
         for (u32 first = 0; first < u32(S::kRows) && first < rows; first += kMergedRows) {
             const Row of_sums = row_of(work_.first + first + hk::thread_x() % kMergedRows);
             copy_parts<kPlaces, kMostParts>(
-                hk::thread_x() / kMergedRows, parts, [&](u32 s) { return partial(s, of_sums).sums(); },
+                hk::thread_x() / kMergedRows, merges ? parts : 0, [&](u32 s) { return partial(s, of_sums).sums(); },
                 [&](u32 s, Vec<float, 2> sums) { lds_.parts[s][hk::thread_x() % kMergedRows] = sums; });
             hk::block_barrier();
             const u32 at = hk::thread_x() / kPlaces;
             const Row own = row_of(work_.first + first + at);
             const auto sums = [&](u32 s) { return lds_.parts[s][at]; };
             const auto merged = MergedRow::of<kAhead>(parts, kMinusInf, sums);
-            if (own.there) {
+            if (own.there && merges) {
                 const u64 row = row_address(p.out, work_, packed, own.query, own.head);
                 const auto column = [&](int run) { return (run * kPlaces + place) * 4; };
                 const auto y = sum_of_parts<kRuns, 2>(
@@ -1228,38 +1272,62 @@ class Decode {
 
   public:
     HK_FN Decode(const Params &p, const Work &work, const Keys &split, Lds &lds)
-        : p_(p), work_(work), split_(split), lds_(lds) {}
+        : p_(p), work_(work), split_(split), lds_(lds) {
+#pragma unroll
+        for (auto &of_row : met_) of_row = {kMinusInf, 0.0f};
+    }
+
+    /// The lane's rows.
+    HK_FN void find_rows() {
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r)
+            own_[r] = row_of(work_.first + wave_rows_ * kDim + hk::row_of_lane<kDim>(hk::lane_id(), r));
+    }
+    /// Keys of the block that a row sees. No window: the keys of a query begin with the block's.
+    HK_FN u32 seen(const Row &row) const {
+        const i32 end = i32(row.query) + i32(work_.keys()) - i32(work_.q_len) + 1;
+        const i32 most = i32(split_.end), least = i32(split_.first);
+        return u32((end < least ? least : end < most ? end : most) - least);
+    }
+    /// Keys that the lane's rows see, and factors of scores.
+    HK_FN void find_visible() {
+        const attention::Params &p = p_.attention;
+#pragma unroll
+        for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
+        wave_visible_ = hk::uniform(seen(row_of(work_.first + wave_rows_ * kDim)));
+        const float factor = p.scores.scale * p.cache.k.scale(0, 0);
+        scaled_ = p.scores.softcap != 0.0f || !(factor > 0.0f);
+        scale_ = kLog2E * (scaled_ ? 1.0f : factor);
+    }
 
     /// `tile`: of the launch.
     HK_FN void run(u32 tile) {
-        const attention::Params &p = p_.attention;
-        wave_rows_ = hk::wave_id() / S::kWavesV, wave_cols_ = hk::wave_id() % S::kWavesV;
+        wave_rows_ = S::kWarpgroups ? hk::wave_id() % S::kWavesH : hk::wave_id() / S::kWavesV;
+        wave_cols_ = S::kWarpgroups ? hk::wave_id() / S::kWavesH : hk::wave_id() % S::kWavesV;
         key_share_ = wave_cols_ % S::kKeyShares, col_share_ = kSplitKeys ? 0 : wave_cols_ / S::kKeyShares;
-        const u32 first_row = work_.first + wave_rows_ * kDim;
-#pragma unroll
-        for (u32 r = 0; r < kOwn; ++r) own_[r] = row_of(first_row + hk::row_of_lane<kDim>(hk::lane_id(), r));
+        if (!S::kWarpgroups) find_rows();
+        bool keys = false;
         if (!work_.poison) {
-            // No window: the keys of a query begin with the block's.
-            const auto seen = [&](const Row &row) {
-                const i32 end = i32(row.query) + i32(work_.keys()) - i32(work_.q_len) + 1;
-                const i32 most = i32(split_.end), least = i32(split_.first);
-                return u32((end < least ? least : end < most ? end : most) - least);
-            };
             first_ = hk::uniform(split_.first), end_ = first_ + hk::uniform(seen(row_of(work_.first + S::kRows - 1)));
-#pragma unroll
-            for (u32 r = 0; r < kOwn; ++r) visible_[r] = seen(own_[r]);
-            wave_visible_ = hk::uniform(seen(row_of(first_row)));
-            const float factor = p.scores.scale * p.cache.k.scale(0, 0);
-            scaled_ = p.scores.softcap != 0.0f || !(factor > 0.0f);
-            scale_ = kLog2E * (scaled_ ? 1.0f : factor);
-            if (i32(end_) > i32(first_)) {
+            if (!S::kWarpgroups) find_visible();
+            keys = i32(end_) > i32(first_);
+            if (keys) {
                 if (p_.cos_sin) rotate();
-                load_queries();
-                if (p_.cos_sin) hk::block_barrier();
-                walk();
+                if constexpr (!S::kWarpgroups) {
+                    load_queries();
+                    if (p_.cos_sin) hk::block_barrier();
+                    walk();
+                }
             }
         }
-        if (!store_outputs() || !p_.tickets) return;
+        bool partial = false;
+#if defined(HK_WARPGROUPS)
+        if constexpr (S::kWarpgroups)
+            partial = WarpgroupWalk<Decode>(*this).run(keys);
+        else
+#endif
+            partial = store_outputs();
+        if (!partial || !p_.tickets) return;
         const auto counter = reinterpret_cast<GlobalPtr<u32>>(p_.tickets) + hk::uniform(tile);
         if (last_to_arrive(counter, split_.parts, lds_.last)) merge();
     }
@@ -1281,10 +1349,18 @@ HK_FN void decode(const Params &p) {
     const Keys split(p.attention, work);
     // A second launch reads the partial results of all splits.
     if (p.tickets && work.split >= split.parts) return;
-    Decode<S>(p, work, split, lds).run(task / p.attention.splits.count);
+    if constexpr (S::kWarpgroups) {
+        if (hk::thread_x() == 0) lds.work = work;
+        hk::block_barrier();
+        Decode<S>(p, lds.work, split, lds).run(task / p.attention.splits.count);
+    } else {
+        Decode<S>(p, work, split, lds).run(task / p.attention.splits.count);
+    }
 }
 
 }  // namespace mla
+
+#include "mla_warpgroup.h"
 
 // Entry points of 16 and of 64 rows. T, columns of values and beside them, how rows are stored.
 #define HK_MLA(name, ...)                    \

@@ -675,7 +675,7 @@ class Dense {
         float factor[kOwn];
         const auto score = [&]() HK_INLINE {
 #pragma unroll
-            for (int i = 0; i < kKeys / 2; ++i) s_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = s[i];
+            for (int i = 0; i < kKeys / 2; ++i) s_.acc[0][i / 8][hk::place_of_sum(i)] = s[i];
             hk::WaveTile<Mma, kDim, kDim> factors;
             factors.acc[0][0] = 1.0f;
             const Probabilities p = probabilities(factors);
@@ -756,7 +756,7 @@ class Dense {
             parity ^= after == 0;
         }
 #pragma unroll
-        for (int i = 0; i < kDv / 2; ++i) o_.acc[0][i / 8][i % 4 / 2 * 4 + i % 8 / 4 * 2 + i % 2] = o[i];
+        for (int i = 0; i < kDv / 2; ++i) o_.acc[0][i / 8][hk::place_of_sum(i)] = o[i];
     }
 #endif
 

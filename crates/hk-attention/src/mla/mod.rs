@@ -10,8 +10,8 @@ use crate::{AttentionOutputs, AttentionProblem, DecodeWorkspace, Mask, QueryTile
 use bytemuck::Zeroable;
 use hk_core::plan::rope::RopeStyle;
 use hk_core::{
-    DType, DeviceInfo, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, LaunchConfig, NamedOperand, Result,
-    Stream, TensorView, TensorViewMut, bf16, f16,
+    Arch, DType, DeviceInfo, Element, Error, Fp8E4M3, Fp8E4M3Fnuz, KernelRef, LaunchConfig, NamedOperand,
+    Result, Stream, TensorView, TensorViewMut, bf16, f16,
 };
 
 /// Element type of queries, latent rows and outputs.
@@ -112,7 +112,7 @@ pub struct MlaOptions {
     /// Keys of the longest sequence, for splits that suit: longer ones are right, too. `None`: as many as a sequence can have.
     pub longest: Option<usize>,
     /// Rows of a block, queries by heads: 16 ([`QueryTile::Short`]) or 64 ([`QueryTile::Tall`]). `None`: 64 if a sequence has more than 16 on
-    /// average.
+    /// average, and on Hopper GPUs for latent rows of the type of queries that are read by 16 bytes.
     pub tile: Option<QueryTile>,
     /// How keys are split among blocks. With `tile`, or one query to a sequence, what [`Splits`] says of batch invariance holds.
     pub splits: Splits,
@@ -461,7 +461,10 @@ fn launch<'a>(
     }
     let mut all = problem.params;
     let rows = problem.count("q", total_q.saturating_mul(all.heads as usize))? as usize;
-    let of_block = rows_of_block(options.tile, rows, sequences);
+    let stored = rows_of(&all);
+    let by_warpgroups = problem.stream.device().info().arch == Arch::Sm90a && matches!(stored, Rows::Vectors);
+    let tile = options.tile.or(by_warpgroups.then_some(QueryTile::Tall));
+    let of_block = rows_of_block(tile, rows, sequences);
     let tiles_of_one = (all.heads as usize).div_ceil(of_block);
     let tiles = if packed { rows / of_block + sequences } else { tiles_of_one.saturating_mul(sequences) };
     let s = &mut all.sequences;
@@ -481,7 +484,7 @@ fn launch<'a>(
     let division = plan.splits.divide(&sizes, problem.stream.device().info(), tiles, keys, room);
     let tickets = problem.divide_keys(&mut all, division, rows, plan.workspace)?;
     let tall = usize::from(of_block == 64);
-    let kernel: KernelRef<Params> = Params::kernel(match rows_of(&all) {
+    let kernel: KernelRef<Params> = Params::kernel(match stored {
         Rows::Packed => PACKED_KERNELS[tall],
         rows => {
             let of_type = usize::from(problem.kernel == DType::F16);

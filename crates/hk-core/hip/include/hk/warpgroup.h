@@ -37,13 +37,20 @@ struct alignas(1024) WarpgroupRows {
     /// on; of the rows that are multiplied.
     template <int kNext = 16>
     HK_FN u64 descriptor(u32 row, u32 byte) const {
-        const u32 first = detail::lds_address(chunk);
+        return descriptor_at<kNext>(detail::lds_address(chunk), row, byte);
+    }
+    /// The same of rows at an address.
+    template <int kNext = 16>
+    HK_FN static u64 descriptor_at(u32 first, u32 row, u32 byte) {
         constexpr u32 kEightRows = 8 * kBytes / 16, kSwizzle128 = 1;
         // The words apart: descriptors of a tile differ in a 32-bit constant.
         const u32 low = first / 16 + (row * kBytes + byte + (kNext << 16)) / 16;
         return u64(kEightRows | kSwizzle128 << 30) << 32 | low;
     }
 };
+
+/// Of a lane's accumulators d of an MMA: d[i] is accumulator place_of_sum(i) of the i / 8th tile of AccLayout<16>.
+HK_FN constexpr int place_of_sum(int i) { return i % 8 / 4 * 2 + i % 4 / 2 * 4 + i % 2; }
 
 /// Loads the rows of a stage in the order of MMAs.
 template <int kRows, int kThreads, int kElement>
@@ -96,6 +103,10 @@ class SplitBarrier {
         asm volatile("bar.warp.sync 0xffffffff;" : : : "memory");
         if (lane_id() == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(address()) : "memory");
     }
+    /// Arrives when the copies to LDS that the thread has started have landed (Window::load_to_lds).
+    HK_FN void arrive_when_copied() {
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(address()) : "memory");
+    }
     /// Waits for the end of the phase.
     HK_FN void wait(u32 parity) const {
         asm volatile(
@@ -121,6 +132,16 @@ class Turns {
 };
 
 namespace detail {
+
+/// Leaves kCount registers to each thread of the warpgroup: more, which it waits for until others have given them, or fewer.
+template <int kCount>
+HK_FN void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kCount) : "memory");
+}
+template <int kCount>
+HK_FN void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kCount) : "memory");
+}
 
 /// Copies that this thread has waited for may be read by wgmma of any wave, after a barrier.
 HK_FN void publish_to_wgmma() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
@@ -170,6 +191,10 @@ struct Wgmma;
 template <class T, int kN>
 struct WgmmaFrag;
 
+/// d += x w^T over 16 columns: 64 rows of x, and w^T has its columns in LDS, 16 rows of it.
+template <class T, int kN>
+struct WgmmaColumns;
+
 #define HK_REGISTERS_8(constraint, i)                                                                         \
     constraint(d[i]), constraint(d[i + 1]), constraint(d[i + 2]), constraint(d[i + 3]), constraint(d[i + 4]), \
         constraint(d[i + 5]), constraint(d[i + 6]), constraint(d[i + 7])
@@ -218,6 +243,20 @@ struct WgmmaFrag;
     HK_WGMMA(T, 192, 96, cols, types, Number, constraint, "96", "97", flags)    \
     HK_WGMMA(T, 224, 112, cols, types, Number, constraint, "112", "113", flags) \
     HK_WGMMA(T, 256, 128, cols, types, Number, constraint, "128", "129", flags)
+#define HK_WGMMA_COLUMNS(T, n, registers, types, x, w)                                                 \
+    template <>                                                                                        \
+    struct WgmmaColumns<T, n> {                                                                        \
+        HK_FN static void add(float (&d)[registers], u64 of_x, u64 of_w) {                             \
+            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers \
+                         "}, %" x ", %" w ", 1, 1, 1, 0, 1;"                                           \
+                         : HK_REGISTERS_##registers("+f", 0)                                           \
+                         : "l"(of_x), "l"(of_w)                                                        \
+                         : "memory");                                                                  \
+        }                                                                                              \
+    };
+HK_WGMMA_COLUMNS(bf16, 128, 64, "f32.bf16.bf16", "64", "65")
+HK_WGMMA_COLUMNS(f16, 128, 64, "f32.f16.f16", "64", "65")
+#undef HK_WGMMA_COLUMNS
 #define HK_WGMMA_FRAG(T, n, registers, types, x0, x1, x2, x3, w)                                       \
     template <>                                                                                        \
     struct WgmmaFrag<T, n> {                                                                           \
@@ -327,7 +366,7 @@ class WarpgroupPipeline {
         // Full drain: loads in flight must not land after the block has freed its LDS.
         wait_loads<0, 0>();
 #pragma unroll
-        for (int i = 0; i < kN / 2; ++i) acc[0][i / 8][i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * 4] = d[i];
+        for (int i = 0; i < kN / 2; ++i) acc[0][i / 8][place_of_sum(i)] = d[i];
     }
 };
 

@@ -149,7 +149,7 @@ class WideningPipeline {
             from += 2 * A::kStageBytes;
         }
 #pragma unroll
-        for (int i = 0; i < kN / 2; ++i) acc[0][i / 8][i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * 4] = d[i];
+        for (int i = 0; i < kN / 2; ++i) acc[0][i / 8][place_of_sum(i)] = d[i];
     }
 };
 
