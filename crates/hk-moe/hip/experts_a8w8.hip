@@ -15,20 +15,12 @@ using hk::u32;
 
 template <class T>
 using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
-/// By warpgroups of int8; fp8 that is widened to f16 was not measured here.
-template <class T, int kM, int kN, int kWavesM, int kWavesN>
-using LargeTile = __remove_pointer(decltype([] {
-    if constexpr (__is_same(T, hk::Fp8))
-        return (gemm::Tile<T, Access::Vectorized, kM, kN, kWavesM, kWavesN, 5> *)nullptr;
-    else
-        return (gemm::LargeTile<T, kM, kN, kWavesM, kWavesN, 5> *)nullptr;
-}()));
 template <class T>
-using Tile128x256 = LargeTile<T, 128, 256, 2, 4>;
+using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5>;
 template <class T>
-using Tile128x128 = LargeTile<T, 128, 128, 2, 2>;
+using Tile128x128 = gemm::LargeTile<T, 128, 128, 2, 2, 5>;
 template <class T>
-using Tile64x64 = LargeTile<T, 64, 64, 2, 2>;
+using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5>;
 template <class T>
 using Block128x256 = gemm::Tile<T, Access::Vectorized, 128, 256, 2, 4, 5, 2>;
 template <class T>

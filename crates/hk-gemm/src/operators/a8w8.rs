@@ -89,6 +89,10 @@ macro_rules! corners {
             case!("128 x 128", a: $t [129, 1296], w: $t [150, 1296], a_scale: F32 [129, 11], w_scale: F32 [38, 11], bias: F32 [150]; tile("128x128"), of_n(4)),
             case!("64 x 128", a: $t [70, 784], w: $t [132, 784], a_scale: F32 [70, 7], w_scale: F32 [2, 7], bias: Bf16 [132]; tile("64x128"), splits(2), act("silu")),
             case!("64 x 64", a: $t [65, 272], w: $t [70, 272], a_scale: F32 [65, 3], w_scale: F32 [70, 3], bias: F32 [70]; tile("64x64"), splits(3), of_n(1)),
+            case!("256 x 128, rings of scales", a: $t [18, 4352], w: $t [37, 4352], a_scale: F32 [18, 34], w_scale: F32 [1, 34]; tile("256x128")),
+            case!("128 x 128, rings of scales", a: $t [18, 4352], w: $t [37, 4352], a_scale: F32 [18, 34], w_scale: F32 [1, 34]; tile("128x128")),
+            case!("64 x 128, rings of scales", a: $t [18, 4352], w: $t [37, 4352], a_scale: F32 [18, 34], w_scale: F32 [1, 34]; tile("64x128")),
+            case!("64 x 64, rings of scales", a: $t [18, 4352], w: $t [37, 4352], a_scale: F32 [18, 34], w_scale: F32 [1, 34]; tile("64x64")),
             case!("elements", a: $t [33, 277], w: $t [50, 277], a_scale: F32 [33, 3], w_scale: F32 [7, 3], bias: F16 [50]; tile("elements"), of_n(8), to("f16")),
             case!("16 x 16", a: $t [13, 2064], w: $t [40, 2064], a_scale: F32 [13, 17], w_scale: F32 [1, 17]; tile("16x16"), act("silu")),
             case!("16 x 32", a: $t [16, 4112], w: $t [40, 4112], a_scale: F32 [16, 17], w_scale: F32 [10, 17]; tile("16x32"), splits(2), of_n(4), of_k(256)),
@@ -116,7 +120,7 @@ macro_rules! corners {
 }
 corners!(CORNERS: plain, 11, 33);
 corners!(PER_TOKEN_CORNERS: per_token);
-corners!(BLOCK_CORNERS: block, 15, 45);
+corners!(BLOCK_CORNERS: block, 19, 57);
 corners!(BATCHED_CORNERS: batched);
 
 /// Calls a safe function that takes a bias.

@@ -356,7 +356,7 @@ const GEMM_A8WFP4: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
-const AFP4_CORNERS: [Case; 15] = [
+const AFP4_CORNERS: [Case; 20] = [
     case!("256 x 256, words", a: Fp4x2 [257, 128], w: Fp4x2 [264, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [264, 8]; tile("256x256"), splits(2), to("f32")),
     case!("256 x 256", a: Fp4x2 [100, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5]; tile("256x256")),
     case!("256 x 128, words", a: Fp4x2 [257, 128], w: Fp4x2 [136, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [136, 8]; tile("256x128"), splits(2), to("f32")),
@@ -367,6 +367,11 @@ const AFP4_CORNERS: [Case; 15] = [
     case!("64 x 128", a: Fp4x2 [66, 208], w: Fp4x2 [130, 208], a_scale: E8M0 [66, 13], w_scale: E8M0 [130, 13]; tile("64x128")),
     case!("64 x 64, words", a: Fp4x2 [65, 192], w: Fp4x2 [70, 192], a_scale: E8M0 [65, 12], w_scale: E8M0 [70, 12]; tile("64x64"), act("relu")),
     case!("64 x 64, shuffled", a: Fp4x2 [65, 128], w: Fp4x2 [64, 128], a_scale: E8M0 [768], w_scale: E8M0 [512]; tile("64x64"), splits(2), scales_shuffled(), w_shuffled()),
+    case!("256 x 256, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("256x256")),
+    case!("256 x 128, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("256x128")),
+    case!("128 x 128, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("128x128")),
+    case!("64 x 128, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("64x128")),
+    case!("64 x 64, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("64x64")),
     case!("elements", a: Fp4x2 [33, 48], w: Fp4x2 [50, 48], a_scale: E8M0 [33, 3], w_scale: E8M0 [50, 3]; tile("elements"), to("f16")),
     case!("16 x 32", a: Fp4x2 [13, 2576], w: Fp4x2 [40, 2576], a_scale: E8M0 [13, 161], w_scale: E8M0 [40, 161]; tile("16x32"), splits(2)),
     case!("32 x 32", a: Fp4x2 [17, 272], w: Fp4x2 [64, 272], a_scale: E8M0 [17, 17], w_scale: E8M0 [64, 17]; tile("32x32")),

@@ -93,7 +93,7 @@ HK_FN void multiply_stages(typename T::Stages &lds, BulkAcc<T> &acc_tile, u32 co
     }
     hk::detail::wait_wgmma<0>();
 #pragma unroll
-    for (int i = 0; i < T::kN / 2; ++i) acc_tile.acc[0][i / 8][i % 8 / 4 * 2 + i % 2 + i % 4 / 2 * 4] = d[i];
+    for (int i = 0; i < T::kN / 2; ++i) acc_tile.acc[0][i / 8][hk::place_of_sum(i)] = d[i];
 }
 
 template <class E, int kM, int kN>

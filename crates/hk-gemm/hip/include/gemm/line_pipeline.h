@@ -209,15 +209,16 @@ class DirectLines {
     static constexpr bool kChunked = detail::kChunked<Scales>;
     static constexpr int kLoads = A::kParts + W::kParts;
 
-    /// Chunks of scales in use when others are asked for: enough that those are waited for with the first stage that needs them.
-    static constexpr u32 kKept = [] {
-        if constexpr (kChunked) {
-            constexpr u32 kStages = kCount > 3 ? kCount - 2 : 1, kOfChunk = Scales::kChunkBytes / A::kStageBytes;
-            return (kStages + kOfChunk - 1) / kOfChunk;
-        } else {
-            return 0u;
-        }
+    /// Stages of a chunk of scales.
+    static constexpr u32 kOfChunk = [] {
+        if constexpr (kChunked)
+            return Scales::kChunkBytes / A::kStageBytes;
+        else
+            return 1u;
     }();
+    /// Chunks of scales in use when others are asked for. These are behind a stage of loads, and have landed when that is multiplied; with two
+    /// stages, when the next is.
+    static constexpr u32 kKept = kChunked ? ((kCount > 2 ? kCount - 1 : 2) + kOfChunk - 1) / kOfChunk : 0;
 
   public:
     using Lds = LineStages<A, W, Scales, kCount, kACount, kKept>;
@@ -253,10 +254,10 @@ class DirectLines {
             hk::commit_loads();
         }
     }
-    /// Waits for all loads but those of the last `kStages` stages that are in flight, of all waves.
-    template <int kStages>
+    /// Waits for all loads but those of the last `kStages` stages that are in flight, and `kOthers` among them, of all waves.
+    template <int kStages, int kOthers = 0>
     HK_FN static void wait() {
-        hk::wait_loads<1, kStages * kLoads + kAhead * A::kParts>();
+        hk::wait_loads<1, kStages * kLoads + kAhead * A::kParts + kOthers>();
         hk::block_barrier();
     }
     /// Loads a stage of w, from byte `from` of its rows on, and one of a.
@@ -292,26 +293,35 @@ class DirectLines {
     /// Calls `acc.multiply<0>(Step)`, or `acc.multiply(acc.read(Step))`, for `count` stages from byte `from` of the rows on; at least for one.
     template <class Accum>
     HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
+        static_assert(!kChunked || requires { requires kKept <= Scales::kChunks; }, "there are as many at first");
         if constexpr (kChunked) scales_.copy(from, stages_.scales.chunk, 0);
         begin_others<kCount - 1>(from);
         acc_tile.clear();
         Place now, free{kCount - 1, kACount - 1};
         u32 at = 0, chunk = 0, left = 0;  // chunks that are in use or in flight
+        u32 among = 0;  // waits at which the last scales are among the loads in flight
         if constexpr (kChunked) left = Scales::kChunks;
         const auto load_next = [&] {
+            load(from + (kCount - 1) * A::kStageBytes, free);
+            // Behind the stage, whose addresses are there.
             if constexpr (kChunked) {
                 if (at % Scales::kChunkBytes == 0 && left == kKept) {
-                    const u32 next = chunk + kKept;
                     constexpr u32 kRing = Scales::kChunks + kKept;
+                    const u32 next = chunk + kKept;
                     scales_.copy(from + kKept * Scales::kChunkBytes, stages_.scales.chunk,
                                  next < kRing ? next : next - kRing);
                     left += Scales::kChunks;
+                    among = kCount - 2;
                 }
             }
-            load(from + (kCount - 1) * A::kStageBytes, free);
         };
         do {
-            wait<kCount - 2>();
+            if (kChunked && among > 0) {
+                wait<kCount - 2, Scales::kParts>();
+                --among;
+            } else {
+                wait<kCount - 2>();
+            }
             if constexpr (detail::kReadsFirst<Accum>) {
                 // Loads are issued while LDS is read.
                 const auto operands = acc_tile.read(step(now, at, chunk));

@@ -66,17 +66,34 @@ struct LargeTileOf {
 };
 template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
 struct LargeTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
-    using Type = WideningTile<kM, kN>;
+    using Type = Tile<hk::Fp8, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
 };
 }  // namespace detail
 
-/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where the target has them.
+/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where the target has them; not of fp8, see Wgmma.
 template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
 using LargeTile = typename detail::LargeTileOf<E, kM, kN, kWavesM, kWavesN, kStages>::Type;
 #else
 template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
 using LargeTile = Tile<E, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
 #endif
+
+namespace detail {
+template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
+struct WidenedTileOf {
+    using Type = LargeTile<E, kM, kN, kWavesM, kWavesN, kStages>;
+};
+#if defined(HK_WARPGROUPS)
+template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
+struct WidenedTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
+    using Type = WideningTile<kM, kN>;
+};
+#endif
+}  // namespace detail
+
+/// LargeTile, with fp8 widened where that makes it one of warpgroups.
+template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
+using WidenedTile = typename detail::WidenedTileOf<E, kM, kN, kWavesM, kWavesN, kStages>::Type;
 
 /// tile_gemm of 128 x 256, by warpgroups also of 192 or 224 columns, if the grid says so.
 template <class E>
