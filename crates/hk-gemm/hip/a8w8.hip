@@ -13,13 +13,13 @@ using hk::Access;
 template <class T>
 using Tile256x256 = gemm::Tile<T, Access::Vectorized, 256, 256, 2, 4, 5>;
 template <class T>
-using Tile128x256 = gemm::WidenedTile<T, 128, 256, 2, 4, 5>;
+using Tile128x256 = gemm::LargeTile<T, 128, 256, 2, 4, 5, true>;
 template <class T>
-using Tile128x128 = gemm::StreamedOr<gemm::WidenedTile<T, 128, 128, 2, 2, 5>, T, 128>;
+using Tile128x128 = gemm::StreamedOr<gemm::LargeTile<T, 128, 128, 2, 2, 5, true>, T, 128>;
 template <class T>
-using Tile64x128 = gemm::WidenedTile<T, 64, 128, 2, 2, 5>;
+using Tile64x128 = gemm::LargeTile<T, 64, 128, 2, 2, 5, true>;
 template <class T>
-using Tile64x64 = gemm::WidenedTile<T, 64, 64, 2, 2, 5>;
+using Tile64x64 = gemm::LargeTile<T, 64, 64, 2, 2, 5, true>;
 template <class T>
 using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 }  // namespace

@@ -60,40 +60,32 @@ inline constexpr int kWarpgroupStages = [] {
     constexpr int kBlocks = kM == 64 ? 2 : 1, kReserved = 1024;
     return ((hk::kLdsBytes + kReserved) / kBlocks - kReserved) / ((kM + kN) * hk::WarpgroupRows<64>::kBytes);
 }();
-template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
-struct LargeTileOf {
-    using Type = WarpgroupTile<E, kM, kN, kWarpgroupStages<kM, kN>>;
-};
-template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
-struct LargeTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
-    using Type = Tile<hk::Fp8, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
-};
 }  // namespace detail
-
-/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where the target has them; not of fp8, see Wgmma.
-template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
-using LargeTile = typename detail::LargeTileOf<E, kM, kN, kWavesM, kWavesN, kStages>::Type;
-#else
-template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
-using LargeTile = Tile<E, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>;
 #endif
 
 namespace detail {
-template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
-struct WidenedTileOf {
-    using Type = LargeTile<E, kM, kN, kWavesM, kWavesN, kStages>;
+template <class E, int kM, int kN, bool kWidened, class Plain>
+struct LargeTileOf {
+    using Type = Plain;
 };
 #if defined(HK_WARPGROUPS)
-template <int kM, int kN, int kWavesM, int kWavesN, int kStages>
-struct WidenedTileOf<hk::Fp8, kM, kN, kWavesM, kWavesN, kStages> {
+template <class E, int kM, int kN, bool kWidened, class Plain>
+    requires(!__is_same(E, hk::Fp8))
+struct LargeTileOf<E, kM, kN, kWidened, Plain> {
+    using Type = WarpgroupTile<E, kM, kN, kWarpgroupStages<kM, kN>>;
+};
+template <int kM, int kN, class Plain>
+struct LargeTileOf<hk::Fp8, kM, kN, true, Plain> {
     using Type = WideningTile<kM, kN>;
 };
 #endif
 }  // namespace detail
 
-/// LargeTile, with fp8 widened where that makes it one of warpgroups.
-template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages>
-using WidenedTile = typename detail::WidenedTileOf<E, kM, kN, kWavesM, kWavesN, kStages>::Type;
+/// Tile<E, Access::Vectorized, kM, kN, ..>, by warpgroups where the target has them; of fp8, see Wgmma, if it is widened for them.
+template <class E, int kM, int kN, int kWavesM, int kWavesN, int kStages, bool kWidened = false>
+using LargeTile =
+    typename detail::LargeTileOf<E, kM, kN, kWidened,
+                                 Tile<E, hk::Access::Vectorized, kM, kN, kWavesM, kWavesN, kStages>>::Type;
 
 /// tile_gemm of 128 x 256, by warpgroups also of 192 or 224 columns, if the grid says so.
 template <class E>
