@@ -13,48 +13,6 @@
 
 namespace hk::detail {
 
-/// d = x w^T or d += x w^T over 16 columns k: 64 rows of x, kN of w. `columns`: of x and of w, 16 rows each, which are columns k.
-template <class T, int kN>
-struct WgmmaTile;
-
-#define HK_REGISTERS_16(c)                                                                                        \
-    c(d[0]), c(d[1]), c(d[2]), c(d[3]), c(d[4]), c(d[5]), c(d[6]), c(d[7]), c(d[8]), c(d[9]), c(d[10]), c(d[11]), \
-        c(d[12]), c(d[13]), c(d[14]), c(d[15])
-#define HK_REGISTERS_32(c)                                                                                        \
-    HK_REGISTERS_16(c), c(d[16]), c(d[17]), c(d[18]), c(d[19]), c(d[20]), c(d[21]), c(d[22]), c(d[23]), c(d[24]), \
-        c(d[25]), c(d[26]), c(d[27]), c(d[28]), c(d[29]), c(d[30]), c(d[31])
-#define HK_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define HK_NAMES_32 HK_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define HK_WGMMA(constraint, n, registers, types, x, w, flags)                                                  \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." types " {" HK_NAMES_##registers "}, " x      \
-                                                                                                   ", " w flags \
-                 : HK_REGISTERS_##registers(constraint)                                                         \
-                 : "l"(of_x), "l"(of_w)                                                                         \
-                 : "memory");
-#define HK_WGMMA_TILE(T, n, registers, types, x, w)                                                                \
-    template <>                                                                                                    \
-    struct WgmmaTile<T, n> {                                                                                       \
-        HK_FN static void set(float (&d)[registers], u64 of_x,                                                     \
-                              u64 of_w){HK_WGMMA("=f", n, registers, types, x, w, ", 0, 1, 1, 0, 0;")} HK_FN       \
-            static void add(float (&d)[registers], u64 of_x,                                                       \
-                            u64 of_w){HK_WGMMA("+f", n, registers, types, x, w, ", 1, 1, 1, 0, 0;")} HK_FN         \
-            static void set_columns(float (&d)[registers], u64 of_x,                                               \
-                                    u64 of_w){HK_WGMMA("=f", n, registers, types, x, w, ", 0, 1, 1, 1, 1;")} HK_FN \
-            static void add_columns(float (&d)[registers], u64 of_x, u64 of_w) {                                   \
-            HK_WGMMA("+f", n, registers, types, x, w, ", 1, 1, 1, 1, 1;")                                          \
-        }                                                                                                          \
-    };
-HK_WGMMA_TILE(bf16, 32, 16, "bf16.bf16", "%16", "%17")
-HK_WGMMA_TILE(bf16, 64, 32, "bf16.bf16", "%32", "%33")
-HK_WGMMA_TILE(f16, 32, 16, "f16.f16", "%16", "%17")
-HK_WGMMA_TILE(f16, 64, 32, "f16.f16", "%32", "%33")
-#undef HK_WGMMA_TILE
-#undef HK_WGMMA
-#undef HK_NAMES_32
-#undef HK_NAMES_16
-#undef HK_REGISTERS_32
-#undef HK_REGISTERS_16
-
 /// Adds floats in LDS to those in memory, a multiple of 16 bytes and on 16 bytes, asynchronously. By one lane.
 HK_FN void bulk_add(GlobalPtr<float> to, const void *from, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
@@ -92,7 +50,7 @@ class WarpgroupWalk {
     static constexpr int kDqCols = kDqk / 2;
     using Own = hk::WarpgroupRows<2 * kTile>;
     using Moving = hk::WarpgroupRows<kTile>;
-    using Rows = hk::detail::WgmmaTile<T, kTile>;
+    using Rows = hk::detail::WgmmaStep<T, kTile>;
     using Numbers = Vec<float, 4>;
 
   public:
@@ -201,19 +159,19 @@ class WarpgroupWalk {
                                const Moving (&moving)[kParts]) {
 #pragma unroll
         for (u32 i = 0; i < kTile / 16; ++i)
-            hk::detail::WgmmaFrag<T, kParts * 64>::add_columns(
+            hk::detail::WgmmaStep<T, kParts * 64>::template add<true>(
                 sums, weights[i / 2], i % 2,
                 moving[0].template descriptor<kParts == 1 ? 16 : int(sizeof(Moving))>(i * 16, 0));
     }
     /// The warpgroup's columns of the gradients of the queries of the tile, of all keys of the block.
     HK_FN void multiply_queries(float (&d)[kDqCols / 2], const Own &ds) const {
-        using Columns = hk::detail::WgmmaTile<T, kDqCols>;
+        using Columns = hk::detail::WgmmaStep<T, kDqCols>;
         const Own &keys = lds_.first[kDqk == 64 ? 0 : warpgroup()];
         const u32 byte = kDqk == 64 ? warpgroup() * 64 : 0;
-        Columns::set_columns(d, ds.descriptor(0, 0), keys.descriptor(0, byte));
+        Columns::template set<true, true>(d, ds.descriptor(0, 0), keys.descriptor(0, byte));
 #pragma unroll
         for (u32 i = 1; i < 2 * kTile / 16; ++i)
-            Columns::add_columns(d, ds.descriptor(i * 16, 0), keys.descriptor(i * 16, byte));
+            Columns::template add<true, true>(d, ds.descriptor(i * 16, 0), keys.descriptor(i * 16, byte));
     }
     /// The sums of a tile to LDS, by 8 columns, and of these as lanes have them, which is their layout in memory, too.
     HK_FN void put_queries(const float (&d)[kDqCols / 2], u32 tile) {
@@ -283,18 +241,6 @@ class WarpgroupWalk {
                 for (u32 j = 0; j < 16; ++j) {
                     if (own_row(j) == r && !(visible >> moving_row(j) & 1)) x[i + j] = 0.0f;
                 }
-            }
-        }
-    }
-    HK_FN void put_ds(const hk::Frag (&ds)[2], Own &to) const {
-        const u32 lane = hk::lane_id(), first = hk::wave_id() * 16 + lane / 4;
-        auto *words = reinterpret_cast<u32 *>(to.chunk);
-#pragma unroll
-        for (u32 i = 0; i < kTile / 8; ++i) {
-#pragma unroll
-            for (u32 r = 0; r < 2; ++r) {
-                const u32 row = first + r * 8, word = ds[i / 4][i % 4 + r * 4];
-                words[row * 32 + (i ^ Own::swizzle(row)) * 4 + lane % 4] = word;
             }
         }
     }
@@ -385,7 +331,7 @@ class WarpgroupWalk {
                 commit_wgmma();
                 add_rows(of_first, ds, moving.first);
                 commit_wgmma();
-                put_ds(ds, lds_.ds[at]);
+                lds_.ds[at].put(hk::wave_id() * 16, ds);
                 wait_wgmma<1>(queries);
                 if (t > 0) put_queries(queries, from_ / kTile + t - 1);
             } else {

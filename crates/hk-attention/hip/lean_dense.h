@@ -9,12 +9,13 @@ namespace lean {
 
 template <class T, int kDqk, int kDv, dense::Cache kCache, bool kSmall>
 struct DenseKernel : dense::Kernel<T, kDqk, kDv, kCache, kSmall> {
+    using S = decltype(dense::shape<T, kDqk, kDv, kSmall>());
+    static constexpr int kThreads = S::kThreads;
     // Pages of 256 columns take more than 256 registers.
     static constexpr int kWavesPerSimd =
         kDv > 128 && kCache != dense::Cache::None ? 1 : dense::Kernel<T, kDqk, kDv, kCache, kSmall>::kWavesPerSimd;
 
     HK_FN void operator()(const Params &p) const {
-        using S = decltype(dense::shape<T, kDqk, kDv, kSmall>());
         using D = dense::Dense<T, kDqk, kDv, S, kCache, Segment>;
         auto &lds = hk::block_lds<typename D::Lds>();
         each_segment<S::kWaves * dense::kDim, S::kKeys>(

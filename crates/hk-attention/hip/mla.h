@@ -817,8 +817,9 @@ class Decode {
         });
     }
 
+    HK_FN void count_tiles() { n_tiles_ = hk::uniform((end_ - first_ + kKeys - 1) / kKeys); }
     HK_FN void walk() {
-        n_tiles_ = hk::uniform((end_ - first_ + kKeys - 1) / kKeys);
+        count_tiles();
         if constexpr (kSplitKeys) {
             walk_own_keys();
         } else if constexpr (S::kDirect) {

@@ -38,7 +38,7 @@ class WarpgroupWalk {
     using Tile = typename D::Stage;
     using Part = typename Tile::Part;
     using Scores = typename D::Scores;
-    using Values = hk::detail::WgmmaColumns<T, 128>;
+    using Values = hk::detail::WgmmaStep<T, 128>;
     static constexpr int kPieces = kCols / 128;
     static_assert(S::kRows == 64 && kKeys == 64 && S::kWavesV == 2);
 
@@ -149,18 +149,6 @@ class WarpgroupWalk {
         hk::detail::commit_wgmma();
         hk::detail::wait_wgmma<0>(s);
     }
-    HK_FN void put_probs(const typename Scores::template AsOperand<T> &p, Part &to) const {
-        const u32 lane = hk::lane_id(), first = of_.wave_rows_ * 16 + lane / 4;
-        auto *words = reinterpret_cast<u32 *>(to.chunk);
-#pragma unroll
-        for (u32 chunk = 0; chunk < Part::kChunks; ++chunk) {
-#pragma unroll
-            for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
-                const u32 row = first + r * 8, at = row * Part::kChunks + (chunk ^ Part::swizzle(row));
-                words[at * 4 + lane % 4] = p.frag[chunk / 4][chunk % 4 + r * 4];
-            }
-        }
-    }
     HK_FN void score() {
         const u32 lane = hk::lane_id();
         const bool first_of_row = hk::group_of_lane<16>(lane) == 0;
@@ -183,7 +171,7 @@ class WarpgroupWalk {
             for (u32 r = 0; r < hk::kRowsPerLane; ++r) {
                 if (first_of_row) lds_.factors[kStage][row_of(r)] = factors.acc[0][0][r * hk::kMmaRows];
             }
-            put_probs(scores.template as_operand<T, true>(0), probs(kStage));
+            probs(kStage).put(of_.wave_rows_ * 16, scores.template as_operand<T, true>(0).frag);
             hk::detail::publish_to_wgmma();
             lds_.scored[kStage].arrive();
             if (tile + 1 < of_.n_tiles_) multiply_keys<1 - kStage>(s, kStage ? parity ^ 1 : parity);
@@ -215,9 +203,9 @@ class WarpgroupWalk {
             for (u32 step = 0; step < kKeys / 16; ++step) {
 #pragma unroll
                 for (u32 piece = 0; piece < u32(kPieces); ++piece)
-                    Values::add(o[piece], Part::descriptor_at(p, 0, step * 32),
-                                Part::template descriptor_at<int(sizeof(Part))>(values + piece * 2 * sizeof(Part),
-                                                                                step * 16, 0));
+                    Values::template add<false, true>(o[piece], Part::descriptor_at(p, 0, step * 32),
+                                                      Part::template descriptor_at<int(sizeof(Part))>(
+                                                          values + piece * 2 * sizeof(Part), step * 16, 0));
             }
             hk::detail::commit_wgmma();
 #pragma unroll
@@ -236,7 +224,7 @@ class WarpgroupWalk {
 
     /// `keys`: there are some. Stores the outputs; true: they are partial ones.
     HK_FN bool run(bool keys) {
-        of_.n_tiles_ = (of_.end_ - of_.first_ + kKeys - 1) / kKeys;
+        if (keys) of_.count_tiles();
         if (hk::thread_x() == 0) {
 #pragma unroll
             for (int i = 0; i < kStages; ++i) {

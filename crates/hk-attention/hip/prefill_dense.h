@@ -8,7 +8,7 @@
 // Two waves per SIMD: one half of the block (PingPong), or another block, multiplies while the other is in LDS and softmax.
 //   gfx942         tiles go through registers, V is transposed on the way to LDS
 //   gfx950, sm_90  loads go straight to LDS, V is transposed as it is read
-//   sm_90a         16-bit elements: the same by warpgroup instructions, two warpgroups in turn
+//   sm_90a         16-bit elements: the same by warpgroup instructions; one more warpgroup loads
 // Keys are at least a row and at most 2^23 bytes apart, pages are multiples of kPageRows; all other strides are free. Columns past dqk and dv, and
 // keys that no row of the block sees, are not read.
 // Floor: 2 (dqk + dv) flop for each visible pair of a query and a key.
@@ -80,10 +80,14 @@ struct Shape {
 };
 
 #if defined(HK_WARPGROUPS)
-/// Two warpgroups, 64 rows each.
-template <int kKeys>
-struct WarpgroupShape : Shape<8, kKeys, 3, false> {
-    static constexpr bool kWarpgroups = true;
+/// Warpgroups of 64 rows each, and one that copies keys and values to LDS. `kInTurn`: one multiplies while the other is in softmax; with short
+/// tiles that costs more than it brings.
+template <int kCount, int kKeys>
+struct WarpgroupShape : Shape<4 * kCount, kKeys, 3, false> {
+    static constexpr bool kWarpgroups = true, kInTurn = kKeys == 128;
+    static constexpr int kCopyThreads = 128, kThreads = kCount * 128 + kCopyThreads;
+    // Registers of a thread; the block begins with 65536 / kThreads.
+    static constexpr int kOfRows = kCount == 2 ? 232 : 160, kOfCopies = kCount == 2 ? 40 : 32;
 };
 #endif
 
@@ -144,7 +148,7 @@ class Dense {
     using KMover = decltype([] {
 #if defined(HK_WARPGROUPS)
         if constexpr (kWarpgroups)
-            return WarpgroupRowMover<kKeys, kTileDqk, S::kThreads, kWindow>(0, 0, 0);
+            return WarpgroupRowMover<kKeys, kTileDqk, S::kCopyThreads, kWindow>(0, 0, 0);
         else
 #endif
             return RowMover<kKeys, kTileDqk * kBytes / 2, S::kThreads, kWindow, From>(0, 0, 0);
@@ -153,7 +157,7 @@ class Dense {
     using VMover = decltype([] {
 #if defined(HK_WARPGROUPS)
         if constexpr (kWarpgroups)
-            return WarpgroupRowMover<kKeys, kTileDv, S::kThreads, kWindow>(0, 0, 0);
+            return WarpgroupRowMover<kKeys, kTileDv, S::kCopyThreads, kWindow>(0, 0, 0);
         else
 #endif
             if constexpr (kDirect)
@@ -653,22 +657,48 @@ class Dense {
     }
 
 #if defined(HK_WARPGROUPS)
-    /// Two warpgroups in turn, three stages. While a warpgroup makes P of the next tile, its product of P and V and both products of the other
-    /// warpgroup are in flight. `landed[i]`: V of a tile in stage i, and K of the next tile in the stage after it.
-    HK_FN void walk_warpgroups(auto &walks) {
+    HK_FN static bool copies_keys() { return hk::wave_id() >= S::kWaves; }
+
+    /// Copies all tiles, in three stages. `landed[i]`: V of a tile in stage i, and K of the next tile in the stage after it.
+    HK_FN void copy_warpgroups(auto &walks) {
+        walks.copy_keys(lds_.k[0]);
+        hk::block_barrier();
+        lds_.first_landed.arrive_when_copied();
+        u32 stage = 0, parity = 1;  // of the tile three before: none, at first
+        for (u32 tile = 0; tile < tiles_; ++tile) {
+            const u32 after = stage == kStages - 1 ? 0 : stage + 1;
+            lds_.v_left[stage].wait(parity);
+            walks.copy_values(lds_.v[stage], tile == 0 ? walks.skip : 0);
+            parity ^= after == 0;
+            if (tile + 1 < tiles_) {
+                lds_.k_left[after].wait(parity);
+                walks.copy_keys(lds_.k[after]);
+            }
+            lds_.landed[stage].arrive_when_copied();
+            stage = after;
+        }
+        // Full drain: loads in flight must not land after the block has freed its LDS.
+        hk::commit_loads();
+        hk::wait_loads<0, 0>();
+    }
+
+    /// A warpgroup's rows. While it makes P of the next tile, its product of P and V and both products of another warpgroup are in flight.
+    HK_FN void multiply_warpgroups() {
         using namespace hk::detail;
-        using OfValues = WgmmaFrag<Value, kDv>;
+        using OfValues = WgmmaStep<Value, kDv>;
         float s[kKeys / 2], o[kDv / 2] = {};
         const auto multiply_keys = [&](const KTile &k) HK_INLINE {
+            const u32 at = uniform_address(k);
             begin_wgmma();
-            multiply_frags<Key>(s, q_, [&](int step) { return k.keys(step); });
+            multiply_frags<Key>(s, q_, [&](int step) { return KTile::keys(at, step); });
             commit_wgmma();
         };
         const auto multiply_values = [&](const Probabilities &p, const VTile &v) HK_INLINE {
+            const u32 at = uniform_address(v);
             begin_wgmma();
 #pragma unroll
             for (int step = 0; step < kKeys / 16; ++step)
-                OfValues::add_columns(o, p.frag[step / 2], step % 2, v.values(step));
+                OfValues::template add<true>(o, p.frag[step / 2], step % 2, VTile::values(at, step));
             commit_wgmma();
         };
         // What O, which is in flight, is to be multiplied by.
@@ -683,75 +713,46 @@ class Dense {
             for (int r = 0; r < kOwn; ++r) factor[r] = factors.acc[0][0][r * hk::kMmaRows];
             return p;
         };
-        if (hk::thread_x() == 0) lds_.init(S::kWaves);
-        copy_keys(walks, 0);
-        walks.copy_values(lds_.v[0], walks.skip);
-        copy_keys(walks, 1);
-        walks.copy_values(lds_.v[1]);
-        copy_keys(walks, 2);
-        hk::wait_loads<2, 0>();
-        publish_to_wgmma();
         hk::block_barrier();
+        lds_.first_landed.wait(0);
+        publish_to_wgmma();
         multiply_keys(lds_.k[0]);
         wait_wgmma<0>(s);
-        Probabilities p = score();
-        hk::wait_loads<1, 0>();
-        publish_to_wgmma();
-        lds_.landed[0].arrive();
         lds_.k_left[0].arrive();
-        // Of the next tile, half a tile's time before the other warpgroup needs them. Its K have been multiplied.
-        const auto landed = [&](u32 stage) HK_INLINE {
-            hk::wait_loads<1, 0>();
-            publish_to_wgmma();
-            lds_.landed[stage].arrive();
-            lds_.k_left[stage].arrive();
-        };
+        Probabilities p = score();
 
-        const hk::Turns<S::kThreads> turns(hk::wave_id() >= S::kWaves / 2);
+        const hk::Turns<S::kInTurn ? S::kWaves / 4 : 1> turns(hk::wave_id() / 4);
         const u32 seen = seen_tiles();
         u32 stage = 0, parity = 0;
         for (u32 tile = 0; tile < tiles_; ++tile) {
-            const u32 after = stage == kStages - 1 ? 0 : stage + 1, before = stage == 0 ? kStages - 1 : stage - 1;
+            const u32 after = stage == kStages - 1 ? 0 : stage + 1;
             at_ += kKeys;
-            // While the tile's products are in flight.
-            const auto load_keys = [&]() HK_INLINE {
-                if (tile + 3 < tiles_) {
-                    lds_.k_left[stage].wait(parity);
-                    walks.copy_keys(lds_.k[stage]);
-                }
-                hk::commit_loads();
-            };
             lds_.landed[stage].wait(parity);
+            publish_to_wgmma();
             turns.take();
             if (tile + 1 < seen) {
                 multiply_keys(lds_.k[after]);
                 multiply_values(p, lds_.v[stage]);
                 turns.pass();
-                load_keys();
                 wait_wgmma<1>(s);
-                landed(after);
+                lds_.k_left[after].arrive();
                 const Probabilities next = score();
-                compute_before_wait(next.frag);
                 wait_wgmma<0>(o);
                 keep_until_here(p.frag);
                 p = next;
+                if (hk::ballot(factor[0] != 1.0f || factor[1] != 1.0f) != 0) {
 #pragma unroll
-                for (int i = 0; i < kDv / 2; ++i) o[i] *= factor[i % 4 / 2];
+                    for (int i = 0; i < kDv / 2; ++i) o[i] *= factor[i % 4 / 2];
+                }
             } else {
                 if (tile + 1 == seen) {
                     multiply_values(p, lds_.v[stage]);
                     wait_wgmma<0>(o);
                 }
-                if (hk::wave_id() < S::kWaves / 2 || tile + 1 < tiles_) turns.pass();
-                load_keys();
-                landed(after);
+                if (!turns.last() || tile + 1 < tiles_) turns.pass();
+                lds_.k_left[after].arrive();
             }
             lds_.v_left[stage].arrive();
-            if (tile + 2 < tiles_) {
-                if (tile > 0) lds_.v_left[before].wait(before == kStages - 1 ? parity ^ 1 : parity);
-                walks.copy_values(lds_.v[before]);
-            }
-            hk::commit_loads();
             stage = after;
             parity ^= after == 0;
         }
@@ -916,15 +917,21 @@ class Dense {
             }
         };
         using Of = Walks<Walk, From>;
-        const u32 thread = hk::wave_id() * hk::kWaveSize + lane_of(work);
+        u32 thread = hk::wave_id() * hk::kWaveSize + lane_of(work);
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups) thread %= S::kCopyThreads;
+#endif
         Of walks = {walk.template operator()<typename Of::K>(k, k_stride, p.dqk * kStoredKey),
                     walk.template operator()<typename Of::V>(v, v_stride, p.dv * kStoredValue),
                     typename Of::K(k_stride, p.dqk * kBytes / 2, thread), typename Of::V(v_stride, p.dv, thread),
                     u32(first - from)};
 #if defined(HK_WARPGROUPS)
-        if constexpr (kWarpgroups)
-            walk_warpgroups(walks);
-        else
+        if constexpr (kWarpgroups) {
+            if (copies_keys())
+                copy_warpgroups(walks);
+            else
+                multiply_warpgroups();
+        } else
 #endif
             if constexpr (Of::kToLds && kDv > 128)
             walk_by_parts(walks);
@@ -976,6 +983,18 @@ class Dense {
     HK_FN Dense(const Params &p, const W &work, Lds &lds) : p_(p), work_(work), lds_(lds) {}
 
     HK_FN void run() {
+#if defined(HK_WARPGROUPS)
+        if constexpr (kWarpgroups) {
+            // Both kinds of warpgroups wait for that once their first loads are in flight.
+            if (hk::thread_x() == 0) lds_.init(S::kCopyThreads, S::kWaves);
+            if (copies_keys()) {
+                hk::detail::give_registers<S::kOfCopies>();
+                if (!work_.poison) walk_keys<RowWalk>(0, i32(work_.keys()));
+                return;
+            }
+            hk::detail::take_registers<S::kOfRows>();
+        }
+#endif
         if constexpr (kSage) {
             const SageParams &of = sage::params_of(p_);
 #pragma unroll
@@ -1027,7 +1046,7 @@ struct Kernel {
     using S = decltype([] {
 #if defined(HK_WARPGROUPS)
         if constexpr (kCache == Cache::None && !kSmall && hk::kBitsOf<T> == 16 && kDv <= 128)
-            return WarpgroupShape<(kDqk > 128 ? 64 : 128)>{};
+            return WarpgroupShape<(kDqk <= 64 ? 3 : 2), (kDqk <= 64 || kDqk > 128 ? 64 : 128)>{};
         else
 #endif
             return shape<T, kDqk, kDv, kSmall>();

@@ -14,12 +14,14 @@ struct StageBarriers {};
 #if defined(HK_WARPGROUPS)
 template <int kStages>
 struct StageBarriers<kStages, true> {
-    hk::SplitBarrier landed[kStages], k_left[kStages], v_left[kStages];
+    hk::SplitBarrier first_landed, landed[kStages], k_left[kStages], v_left[kStages];
 
-    HK_FN void init(u32 waves) {
+    /// So many threads copy, so many waves multiply.
+    HK_FN void init(u32 threads, u32 waves) {
+        first_landed.init(threads);
 #pragma unroll
         for (int i = 0; i < kStages; ++i) {
-            landed[i].init(waves);
+            landed[i].init(threads);
             k_left[i].init(waves);
             v_left[i].init(waves);
         }
@@ -32,11 +34,13 @@ struct WarpgroupTile {
     using Part = hk::WarpgroupRows<kRows>;
     Part part[kCols / 64];
 
-    /// The descriptor of all rows as the operand K, of columns from 16 `step` on.
-    HK_FN u64 keys(int step) const { return part[step / 4].descriptor(0, step % 4 * 32); }
+    /// The descriptor of all rows of a tile at an address as the operand K, of columns from 16 `step` on.
+    HK_FN static u64 keys(u32 at, int step) {
+        return Part::descriptor_at(at + step / 4 * sizeof(Part), 0, step % 4 * 32);
+    }
     /// That of 16 rows from 16 `step` on as the operand V^T.
-    HK_FN u64 values(int step) const {
-        return part[0].template descriptor<kCols == 64 ? 16 : int(sizeof(Part))>(step * 16, 0);
+    HK_FN static u64 values(u32 at, int step) {
+        return Part::template descriptor_at<kCols == 64 ? 16 : int(sizeof(Part))>(at, step * 16, 0);
     }
 };
 
@@ -78,7 +82,8 @@ class WarpgroupRowMover {
         for (u32 i = 0; i < kParts; ++i) {
             const u32 part = i * kThreads / kOfPart, at = i * kThreads % kOfPart, step = at / kThreads;
             const u32 offset = row_ + step * kStep < skip ? hk::Window::kOutOfBounds : offset_[part] + step * step_;
-            rows.of_part(i).load_to_lds(&tile.part[part].chunk[at + hk::wave_id() * hk::kWaveSize], offset, 0);
+            rows.of_part(i).load_to_lds(&tile.part[part].chunk[at + hk::wave_id() * hk::kWaveSize % kThreads], offset,
+                                        0);
         }
     }
     HK_FN static constexpr bool full() { return true; }

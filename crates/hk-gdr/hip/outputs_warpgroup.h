@@ -92,8 +92,8 @@ HK_FN void warpgroup_outputs(const Prefill &p) {
         hk::detail::begin_wgmma();
 #pragma unroll
         for (u32 i = 0; i < kSteps; ++i)
-            hk::detail::WgmmaFrag<T, 128>::add_columns(out, of_q[i / 2], i % 2,
-                                                       lds.h[0].template descriptor<int(sizeof(lds.h[0]))>(16 * i, 0));
+            hk::detail::WgmmaStep<T, 128>::template add<true>(
+                out, of_q[i / 2], i % 2, lds.h[0].template descriptor<int(sizeof(lds.h[0]))>(16 * i, 0));
     }
     hk::detail::commit_wgmma();
     hk::detail::wait_wgmma<1>(s);
@@ -136,8 +136,8 @@ HK_FN void warpgroup_outputs(const Prefill &p) {
     hk::detail::begin_wgmma();
 #pragma unroll
     for (u32 i = 0; i < kMostTokens / 16; ++i)
-        hk::detail::WgmmaFrag<T, 128>::add_columns(out, of_p[i / 2], i % 2,
-                                                   lds.d[0].template descriptor<int(sizeof(lds.d[0]))>(16 * i, 0));
+        hk::detail::WgmmaStep<T, 128>::template add<true>(
+            out, of_p[i / 2], i % 2, lds.d[0].template descriptor<int(sizeof(lds.d[0]))>(16 * i, 0));
     hk::detail::commit_wgmma();
     hk::detail::wait_wgmma<0>(out);
     hk::detail::keep_until_here(of_p);

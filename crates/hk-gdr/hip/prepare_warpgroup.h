@@ -82,7 +82,7 @@ HK_FN void multiply_rows(const Frag (&x)[2], const R &of, const R &to, bool ther
         hk::detail::begin_wgmma();
 #pragma unroll
         for (u32 i = 0; i < kMostTokens / 16; ++i)
-            hk::detail::WgmmaFrag<T, kCols>::add_columns(
+            hk::detail::WgmmaStep<T, kCols>::template add<true>(
                 out, x[i / 2], i % 2, columns[0].template descriptor<int(sizeof(columns[0]))>(16 * i, 0));
         hk::detail::commit_wgmma();
         hk::detail::wait_wgmma<0>(out);

@@ -358,7 +358,7 @@ HK_FN void multiply_states(const Prefill &p, const WarpgroupWork &work, Warpgrou
 #pragma unroll
         for (int i = 0; i < kOfTokens / 2; ++i) {
             const u64 of_k = stage.k[0].template descriptor<int(sizeof(stage.k[0]))>(16 * i, 0);
-            hk::detail::WgmmaFrag<T, kWarpgroupRows>::add_columns(h, of_d[i / 2], i % 2, of_k);
+            hk::detail::WgmmaStep<T, kWarpgroupRows>::template add<true>(h, of_d[i / 2], i % 2, of_k);
         }
         hk::detail::commit_wgmma();
 #pragma unroll

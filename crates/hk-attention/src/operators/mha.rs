@@ -191,6 +191,56 @@ pub(crate) const MHA: Operator = Operator {
             tensors: dense!(Bf16 1 4096 4096, 16 16, 192 128),
             scalars: &[CAUSAL],
         },
+        Case {
+            label: "MHA 32/32, d64, 16 x 1024 tokens, causal",
+            tensors: dense!(Bf16 16 1024 1024, 32 32, 64 64),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 32/32, d64, 4 x 4096 tokens, causal",
+            tensors: dense!(Bf16 4 4096 4096, 32 32, 64 64),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 32/32, d64, 1 x 16384 tokens, causal",
+            tensors: dense!(Bf16 1 16384 16384, 32 32, 64 64),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 32/32, d64, 16384 tokens",
+            tensors: dense!(Bf16 1 16384 16384, 32 32, 64 64),
+            scalars: &[],
+        },
+        Case {
+            label: "MHA 16/16, d128, 16 x 1024 tokens, causal",
+            tensors: dense!(Bf16 16 1024 1024, 16 16, 128 128),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 16/16, d128, 4 x 4096 tokens, causal",
+            tensors: dense!(Bf16 4 4096 4096, 16 16, 128 128),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 16/16, d128, 1 x 16384 tokens, causal",
+            tensors: dense!(Bf16 1 16384 16384, 16 16, 128 128),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "MHA 16/16, d128, 16384 tokens",
+            tensors: dense!(Bf16 1 16384 16384, 16 16, 128 128),
+            scalars: &[],
+        },
+        Case {
+            label: "GQA 32/4, d64, 8192 tokens, causal",
+            tensors: dense!(Bf16 1 8192 8192, 32 4, 64 64),
+            scalars: &[CAUSAL],
+        },
+        Case {
+            label: "DeepSeek-V3, 16 of 128 heads, 16384 tokens",
+            tensors: dense!(Bf16 1 16384 16384, 16 16, 192 128),
+            scalars: &[],
+        },
     ]),
     corners: &[
         Case {

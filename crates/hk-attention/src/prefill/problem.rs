@@ -13,7 +13,7 @@ use crate::kernels::attention::{HeadRows, Hstu, KeyRows, KeysValues, Pages as Pa
 use crate::kv_cache::{CacheScales, CacheSizes, KvLayout, Strides, piece};
 use bytemuck::Zeroable;
 use hk_core::{
-    DType, Element, Error, GlobalLayout, Kernel, KernelRef, Launch, LaunchConfig, NamedOperand, Result,
+    Arch, DType, Element, Error, GlobalLayout, Kernel, KernelRef, Launch, LaunchConfig, NamedOperand, Result,
     Stream, TensorView, TensorViewMut, check_aliases,
 };
 
@@ -848,7 +848,11 @@ impl<'a> Problem<'a> {
         {
             self.params.out_type = F16;
         }
-        if let Some(DenseKernel { tall, short }) = dense {
+        if let Some(DenseKernel { mut tall, short }) = dense {
+            // By warpgroups: 64 rows each, and one copies. The code object says how many there are.
+            if info.arch == Arch::Sm90a && self.stream.kernel(tall.kernel)?.info().max_threads == 512 {
+                tall.rows = 192;
+            }
             let fills =
                 tiles(tall.rows).saturating_mul(self.params.kv_heads as usize) >= info.compute_units as usize;
             let chosen = match self.plan.tiling {

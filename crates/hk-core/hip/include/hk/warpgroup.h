@@ -33,6 +33,20 @@ struct alignas(1024) WarpgroupRows {
     /// Of the 16 rows that an MMA multiplies, the one at place r: a lane's accumulators are of neighbouring rows.
     HK_FN static constexpr u32 of_mma(u32 r) { return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2; }
 
+    /// Stores a wave's 16 rows from `row` on, of fragments of theirs.
+    HK_FN void put(u32 row, const Frag (&x)[2]) {
+        const u32 lane = lane_id();
+        auto *words = reinterpret_cast<u32 *>(chunk);
+#pragma unroll
+        for (u32 i = 0; i < kChunks; ++i) {
+#pragma unroll
+            for (u32 r = 0; r < kRowsPerLane; ++r) {
+                const u32 of_lane = row + lane / 4 + r * 8, at = of_lane * kChunks + (i ^ swizzle(of_lane));
+                words[at * 4 + lane % 4] = x[i / 4][i % 4 + r * 4];
+            }
+        }
+    }
+
     /// The matrix descriptor of rows from `row` on, from byte `byte` of each. As columns: of 64 columns, and of 64 more `kNext` bytes further
     /// on; of the rows that are multiplied.
     template <int kNext = 16>
@@ -118,17 +132,25 @@ class SplitBarrier {
     }
 };
 
-/// Two halves of a block of `kThreads` in turn, the first one first.
-template <int kThreads>
+/// kCount warpgroups in turn, the first one first. With one, nobody waits.
+template <int kCount>
 class Turns {
-    u32 own_, other_;
+    u32 own_;
+
+    static constexpr u32 kFirst = 1, kThreads = 2 * 128;  // barriers; of who passes and who takes
 
   public:
-    HK_FN explicit Turns(bool second) : own_(second ? 2 : 1), other_(second ? 1 : 2) {
-        if (second) pass();
+    HK_FN explicit Turns(u32 own) : own_(own) {
+        if (last()) pass();
     }
-    HK_FN void take() const { asm volatile("bar.sync %0, %1;" : : "r"(own_), "n"(kThreads) : "memory"); }
-    HK_FN void pass() const { asm volatile("bar.arrive %0, %1;" : : "r"(other_), "n"(kThreads) : "memory"); }
+    HK_FN bool last() const { return own_ == kCount - 1; }
+    HK_FN void take() const {
+        if (kCount > 1) asm volatile("bar.sync %0, %1;" : : "r"(kFirst + own_), "n"(kThreads) : "memory");
+    }
+    HK_FN void pass() const {
+        if (kCount > 1)
+            asm volatile("bar.arrive %0, %1;" : : "r"(kFirst + (last() ? 0 : own_ + 1)), "n"(kThreads) : "memory");
+    }
 };
 
 namespace detail {
@@ -141,6 +163,13 @@ HK_FN void take_registers() {
 template <int kCount>
 HK_FN void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kCount) : "memory");
+}
+
+/// The address of something in LDS, the same in all lanes. The compiler knows that, and makes descriptors of it in uniform registers.
+HK_FN u32 uniform_address(const auto &of) {
+    u32 at;
+    asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(at) : "r"(lds_address(&of)));
+    return at;
 }
 
 /// Copies that this thread has waited for may be read by wgmma of any wave, after a barrier.
@@ -160,18 +189,6 @@ HK_FN void wait_wgmma(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
 }
-/// ptxas moves a wait for MMAs in front of arithmetic that does not depend on them. It does not move it over a branch, which depends on
-/// `words`, of 16-bit floats above zero; it is not taken but for NaNs, and does nothing.
-template <int kCount>
-HK_FN void compute_before_wait(const Frag (&words)[kCount]) {
-    u32 any = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-        for (int j = 0; j < FragMma<bf16>::kWordsPerFrag; ++j) any |= words[i][j];
-    }
-    if (ballot((any & 0x80008000u) != 0) != 0) asm volatile("nanosleep.u32 0;" : : : "memory");
-}
 /// Until here MMAs read the registers.
 template <int kCount>
 HK_FN void keep_until_here(const Frag (&x)[kCount]) {
@@ -186,28 +203,23 @@ HK_FN void keep_until_here(const Frag (&x)[kCount]) {
 template <class T, int kN>
 struct Wgmma;
 
-/// The same of the rows of x that waves have in fragments, over half `half` of a fragment. `set`: d = x w^T; `add_columns`: w^T has its columns
-/// in LDS, 16 rows of it.
+/// d = x w^T or d += x w^T over 16 columns: 64 rows of x, in LDS or in fragments of the waves, of which it is half `half`, and kN of w.
+/// kColumns: LDS has 16 rows of the operand, which are these columns.
 template <class T, int kN>
-struct WgmmaFrag;
-
-/// d += x w^T over 16 columns: 64 rows of x, and w^T has its columns in LDS, 16 rows of it.
-template <class T, int kN>
-struct WgmmaColumns;
+struct WgmmaStep;
 
 #define HK_REGISTERS_8(constraint, i)                                                                         \
     constraint(d[i]), constraint(d[i + 1]), constraint(d[i + 2]), constraint(d[i + 3]), constraint(d[i + 4]), \
         constraint(d[i + 5]), constraint(d[i + 6]), constraint(d[i + 7])
-#define HK_REGISTERS_32(c, i) \
-    HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8), HK_REGISTERS_8(c, i + 16), HK_REGISTERS_8(c, i + 24)
-#define HK_REGISTERS_48(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_8(c, i + 32), HK_REGISTERS_8(c, i + 40)
+#define HK_REGISTERS_16(c, i) HK_REGISTERS_8(c, i), HK_REGISTERS_8(c, i + 8)
+#define HK_REGISTERS_32(c, i) HK_REGISTERS_16(c, i), HK_REGISTERS_16(c, i + 16)
+#define HK_REGISTERS_48(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_16(c, i + 32)
 #define HK_REGISTERS_64(c, i) HK_REGISTERS_32(c, i), HK_REGISTERS_32(c, i + 32)
 #define HK_REGISTERS_96(c, i) HK_REGISTERS_64(c, i), HK_REGISTERS_32(c, i + 64)
-#define HK_REGISTERS_112(c, i) HK_REGISTERS_96(c, i), HK_REGISTERS_8(c, i + 96), HK_REGISTERS_8(c, i + 104)
+#define HK_REGISTERS_112(c, i) HK_REGISTERS_96(c, i), HK_REGISTERS_16(c, i + 96)
 #define HK_REGISTERS_128(c, i) HK_REGISTERS_64(c, i), HK_REGISTERS_64(c, i + 64)
-#define HK_NAMES_32                                                          \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HK_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define HK_NAMES_32 HK_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define HK_NAMES_48 \
     HK_NAMES_32     \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -243,51 +255,56 @@ struct WgmmaColumns;
     HK_WGMMA(T, 192, 96, cols, types, Number, constraint, "96", "97", flags)    \
     HK_WGMMA(T, 224, 112, cols, types, Number, constraint, "112", "113", flags) \
     HK_WGMMA(T, 256, 128, cols, types, Number, constraint, "128", "129", flags)
-#define HK_WGMMA_COLUMNS(T, n, registers, types, x, w)                                                 \
-    template <>                                                                                        \
-    struct WgmmaColumns<T, n> {                                                                        \
-        HK_FN static void add(float (&d)[registers], u64 of_x, u64 of_w) {                             \
-            asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers \
-                         "}, %" x ", %" w ", 1, 1, 1, 0, 1;"                                           \
-                         : HK_REGISTERS_##registers("+f", 0)                                           \
-                         : "l"(of_x), "l"(of_w)                                                        \
-                         : "memory");                                                                  \
-        }                                                                                              \
-    };
-HK_WGMMA_COLUMNS(bf16, 128, 64, "f32.bf16.bf16", "64", "65")
-HK_WGMMA_COLUMNS(f16, 128, 64, "f32.f16.f16", "64", "65")
-#undef HK_WGMMA_COLUMNS
-#define HK_WGMMA_FRAG(T, n, registers, types, x0, x1, x2, x3, w)                                       \
-    template <>                                                                                        \
-    struct WgmmaFrag<T, n> {                                                                           \
-        HK_FN static void set(float (&d)[registers], const Frag &x, int half, u64 of_w){               \
-            HK_WGMMA_OF_FRAG("=f", n, registers, types, x0, x1, x2, x3, w, ", 0, 1, 1, 0;")} HK_FN     \
-            static void add(float (&d)[registers], const Frag &x, int half, u64 of_w){                 \
-                HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 0;")} HK_FN \
-            static void add_columns(float (&d)[registers], const Frag &x, int half, u64 of_w) {        \
-            HK_WGMMA_OF_FRAG("+f", n, registers, types, x0, x1, x2, x3, w, ", 1, 1, 1, 1;")            \
-        }                                                                                              \
-    };
-#define HK_WGMMA_OF_FRAG(constraint, n, registers, types, x0, x1, x2, x3, w, flags)             \
+#define HK_WGMMA_OF_LDS(constraint, n, registers, types, x, w, transposed_x, transposed_w, add) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers  \
-                 "}, {%" x0 ", %" x1 ", %" x2 ", %" x3 "}, %" w flags                           \
+                 "}, %" x ", %" w ", " add ", 1, 1, %" transposed_x ", %" transposed_w ";"      \
                  : HK_REGISTERS_##registers(constraint, 0)                                      \
-                 : "r"(u32(x[2 * half])), "r"(u32(x[2 * half + 4])), "r"(u32(x[2 * half + 1])), \
-                   "r"(u32(x[2 * half + 5])), "l"(of_w)                                         \
+                 : "l"(of_x), "l"(of_w), "n"(int(kColumnsX)), "n"(int(kColumnsW))               \
                  : "memory");
-#define HK_WGMMA_FRAGS(T, types)                                  \
-    HK_WGMMA_FRAG(T, 64, 32, types, "32", "33", "34", "35", "36") \
-    HK_WGMMA_FRAG(T, 128, 64, types, "64", "65", "66", "67", "68")
-HK_WGMMA_FRAGS(bf16, "f32.bf16.bf16")
-HK_WGMMA_FRAGS(f16, "f32.f16.f16")
-#undef HK_WGMMA_FRAGS
+#define HK_WGMMA_OF_FRAG(constraint, n, registers, types, x0, x1, x2, x3, w, transposed_w, add)       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16." types " {" HK_NAMES_##registers        \
+                 "}, {%" x0 ", %" x1 ", %" x2 ", %" x3 "}, %" w ", " add ", 1, 1, %" transposed_w ";" \
+                 : HK_REGISTERS_##registers(constraint, 0)                                            \
+                 : "r"(u32(x[2 * half])), "r"(u32(x[2 * half + 4])), "r"(u32(x[2 * half + 1])),       \
+                   "r"(u32(x[2 * half + 5])), "l"(of_w), "n"(int(kColumnsW))                          \
+                 : "memory");
+// i0 to i5: the numbers of the operands behind the registers.
+#define HK_WGMMA_STEP(T, n, registers, types, i0, i1, i2, i3, i4, i5)                     \
+    template <>                                                                           \
+    struct WgmmaStep<T, n> {                                                              \
+        template <bool kColumnsX = false, bool kColumnsW = false>                         \
+        HK_FN static void set(float (&d)[registers], u64 of_x, u64 of_w) {                \
+            HK_WGMMA_OF_LDS("=f", n, registers, types, i0, i1, i2, i3, "0")               \
+        }                                                                                 \
+        template <bool kColumnsX = false, bool kColumnsW = false>                         \
+        HK_FN static void add(float (&d)[registers], u64 of_x, u64 of_w) {                \
+            HK_WGMMA_OF_LDS("+f", n, registers, types, i0, i1, i2, i3, "1")               \
+        }                                                                                 \
+        template <bool kColumnsW = false>                                                 \
+        HK_FN static void set(float (&d)[registers], const Frag &x, int half, u64 of_w) { \
+            HK_WGMMA_OF_FRAG("=f", n, registers, types, i0, i1, i2, i3, i4, i5, "0")      \
+        }                                                                                 \
+        template <bool kColumnsW = false>                                                 \
+        HK_FN static void add(float (&d)[registers], const Frag &x, int half, u64 of_w) { \
+            HK_WGMMA_OF_FRAG("+f", n, registers, types, i0, i1, i2, i3, i4, i5, "1")      \
+        }                                                                                 \
+    };
+#define HK_WGMMA_STEPS(T, types)                                        \
+    HK_WGMMA_STEP(T, 32, 16, types, "16", "17", "18", "19", "20", "21") \
+    HK_WGMMA_STEP(T, 64, 32, types, "32", "33", "34", "35", "36", "37") \
+    HK_WGMMA_STEP(T, 128, 64, types, "64", "65", "66", "67", "68", "69")
+HK_WGMMA_STEPS(bf16, "f32.bf16.bf16")
+HK_WGMMA_STEPS(f16, "f32.f16.f16")
+#undef HK_WGMMA_STEPS
+#undef HK_WGMMA_STEP
 #undef HK_WGMMA_OF_FRAG
-#undef HK_WGMMA_FRAG
+#undef HK_WGMMA_OF_LDS
 HK_WGMMAS(bf16, "16", "f32.bf16.bf16", float, "+f", ", 1, 1, 0, 0")
 HK_WGMMAS(f16, "16", "f32.f16.f16", float, "+f", ", 1, 1, 0, 0")
 HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 #undef HK_WGMMAS
 #undef HK_WGMMA
+#undef HK_NAMES_16
 #undef HK_NAMES_32
 #undef HK_NAMES_48
 #undef HK_NAMES_64
@@ -295,6 +312,7 @@ HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 #undef HK_NAMES_112
 #undef HK_NAMES_128
 #undef HK_REGISTERS_8
+#undef HK_REGISTERS_16
 #undef HK_REGISTERS_32
 #undef HK_REGISTERS_48
 #undef HK_REGISTERS_64
@@ -305,7 +323,7 @@ HK_WGMMAS(I8, "32", "s32.s8.s8", int, "+r", "")
 /// d = x w^T of fragments, 16 columns a step; of_w(step) is the descriptor of w there.
 template <class T, int kRegisters, int kFrags, class OfW>
 HK_FN void multiply_frags(float (&d)[kRegisters], const Frag (&x)[kFrags], OfW of_w) {
-    using Mma = WgmmaFrag<T, 2 * kRegisters>;
+    using Mma = WgmmaStep<T, 2 * kRegisters>;
     Mma::set(d, x[0], 0, of_w(0));
 #pragma unroll
     for (int step = 1; step < 2 * kFrags; ++step) Mma::add(d, x[step / 2], step % 2, of_w(step));
