@@ -141,11 +141,8 @@ class WarpgroupWalk {
         for (float &sum : s) sum = 0.0f;
         hk::detail::begin_wgmma();
 #pragma unroll
-        for (u32 step = 0; step < S::kParts * 4; ++step) {
-            const u32 part = step / 4 * sizeof(Part), byte = step % 4 * 32;
-            hk::detail::Wgmma<T, kKeys>::mma(s, Part::descriptor_at(queries + part, 0, byte),
-                                             Part::descriptor_at(keys + part, 0, byte));
-        }
+        for (int step = 0; step < S::kParts * 4; ++step)
+            hk::detail::Wgmma<T, kKeys>::mma(s, Tile::keys(queries, step), Tile::keys(keys, step));
         hk::detail::commit_wgmma();
         hk::detail::wait_wgmma<0>(s);
     }
@@ -204,8 +201,7 @@ class WarpgroupWalk {
 #pragma unroll
                 for (u32 piece = 0; piece < u32(kPieces); ++piece)
                     Values::template add<false, true>(o[piece], Part::descriptor_at(p, 0, step * 32),
-                                                      Part::template descriptor_at<int(sizeof(Part))>(
-                                                          values + piece * 2 * sizeof(Part), step * 16, 0));
+                                                      Tile::values(values + piece * 2 * sizeof(Part), step));
             }
             hk::detail::commit_wgmma();
 #pragma unroll

@@ -35,7 +35,8 @@ pub enum Tiling {
 pub enum QueryTile {
     /// 128 rows; 64 on sm_90. Two blocks share a CU.
     Short,
-    /// 256 rows; 128 on sm_90, and for more than 128 columns of values. Keys and values are read half as often.
+    /// 256 rows; 128 on sm_90, and for more than 128 columns of values; 192 on sm_90a, of 16-bit rows of up to 64 columns. Keys and values
+    /// are read half as often.
     Tall,
     /// 16 rows, or where sequences have more than that on average, 64 (of more than 128 columns 32). Keys go from memory to registers, and are split as [`Splits`](crate::Splits) says: for single tokens and drafts. Operators
     /// without a cache in pages, and caches that this kernel does not serve, have [`Short`](Self::Short) tiles instead.

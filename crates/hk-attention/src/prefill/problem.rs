@@ -850,7 +850,9 @@ impl<'a> Problem<'a> {
         }
         if let Some(DenseKernel { mut tall, short }) = dense {
             // By warpgroups: 64 rows each, and one copies. The code object says how many there are.
-            if info.arch == Arch::Sm90a && self.stream.kernel(tall.kernel)?.info().max_threads == 512 {
+            if (info.arch, keys) == (Arch::Sm90a, Some(DenseKeys::Fresh))
+                && self.stream.kernel(tall.kernel)?.info().max_threads == 512
+            {
                 tall.rows = 192;
             }
             let fills =
