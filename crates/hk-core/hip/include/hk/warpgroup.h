@@ -204,7 +204,7 @@ template <class T, int kN>
 struct Wgmma;
 
 /// d = x w^T or d += x w^T over 16 columns: 64 rows of x, in LDS or in fragments of the waves, of which it is half `half`, and kN of w.
-/// kColumns: LDS has 16 rows of the operand, which are these columns.
+/// kColumnsX, kColumnsW: LDS has 16 rows of the operand, which are these columns.
 template <class T, int kN>
 struct WgmmaStep;
 
