@@ -1,22 +1,26 @@
 """Prints the modelled times of `docs/performance.md`: this library's kernels, and AITER's at the same sizes.
 
-    python3 table.py --hk ../../../target/debug/hk --objects DIR
+    python3 table.py --hk ../../../target/debug/hk --objects DIR [--csv FILE]
 
-Needs the standard library. DIR holds the code objects of `../data/calibration.csv`: `extract.py` makes it.
+Needs the standard library. DIR holds the code objects of `../data/calibration.csv`: `extract.py` makes it. The last table counts all GEMMs of
+that file; `--csv` writes them one by one. mxfp4 has weights and scales in the pre-shuffled order, as AITER's kernels have.
 """
 
 import argparse
 import csv
+import os
 import re
+import statistics
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROWS = Path(__file__).parent / "../data/calibration.csv"
 FP8 = {"gfx942": "fp8e4m3fnuz", "gfx950": "fp8e4m3"}
 
 
-def gemm(row):
-    """The operator and the tensors of a GEMM of AITER's."""
+def gemm(row, shuffled=False):
+    """The operator and the tensors of a GEMM of AITER's, of mxfp4 with scales in rows or `shuffled`."""
     m, n, k = (int(row[c]) for c in "MNK")
     family, fp8 = row["family"], FP8[row["co_path"].split("/")[1]]
     if family == "gemm_bf16":
@@ -28,7 +32,10 @@ def gemm(row):
         scales = [f"a_scale=f32[{m},{k // 128}]", f"w_scale=f32[{-(-n // 128)},{k // 128}]"]
         return "gemm_a8w8_blockscale", [f"a={fp8}[{m},{k}]", f"w={fp8}[{n},{k}]", *scales]
     if family == "gemm_fp4_mx":
-        scales = [f"a_scale=e8m0[{m},{k // 32}]", f"w_scale=e8m0[{n},{k // 32}]"]
+        if shuffled:
+            scales = [f"{of}_scale=e8m0[{-(-rows // 32) * -(-k // 256) * 256}]" for of, rows in (("a", m), ("w", n))]
+        else:
+            scales = [f"a_scale=e8m0[{m},{k // 32}]", f"w_scale=e8m0[{n},{k // 32}]"]
         return "gemm_afp4wfp4", [f"a=fp4e2m1x2[{m},{k // 2}]", f"w=fp4e2m1x2[{n},{k // 2}]", *scales]
     return None
 
@@ -42,6 +49,33 @@ def ours(hk, part, operator, *more):
     launches = [(float(c[3]), c[4], c[1]) for c in cells if re.fullmatch(r"[\d.]+", c[3])]
     about = next(line for line in done.stdout.splitlines() if line.startswith(part))
     return (sum(us for us, *_ in launches), max(launches)[1], max(launches)[2], about.split(": ", 1)[1]), None
+
+
+def of_row(hk, row):
+    """`ours` for a row of AITER's."""
+    operator, tensors = gemm(row, shuffled=True)
+    orders = ["scales_shuffled=true", "w_shuffled=true"] if row["family"] == "gemm_fp4_mx" else []
+    given = [a for option, values in (("--tensor", tensors), ("--param", orders)) for v in values for a in (option, v)]
+    return ours(hk, part_of(row), operator, *given)
+
+
+def part_of(row):
+    return row["gpu"].rstrip("*").lower()
+
+
+def count(times):
+    """For each type and part, how this library's times compare with AITER's. `times`: the row, AITER's and ours."""
+    print("\n| type, part | GEMMs | to 1.05 of AITER | faster | median | worst |")
+    print("|---|--:|--:|--:|--:|---|")
+    groups = {}
+    for row, aiter, own in times:
+        groups.setdefault(f"{row['family'].removeprefix('gemm_')}, {part_of(row)}", []).append((own / aiter, row))
+    for name, group in groups.items():
+        ratios = [ratio for ratio, _ in group]
+        worst, row = max(group, key=lambda of: of[0])
+        near, faster = (sum(ratio <= most for ratio in ratios) for most in (1.05, 1.0))
+        shape = " x ".join(row[c] for c in "MNK")
+        print(f"| {name} | {len(group)} | {near} | {faster} | {statistics.median(ratios):.2f} | {worst:.2f} ({shape}) |")
 
 
 def theirs(hk, rows, objects, out):
@@ -67,23 +101,37 @@ def main():
     parser.add_argument("--hk", type=Path, required=True)
     parser.add_argument("--objects", type=Path, required=True, help="directory of AITER's code objects")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp"))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     with ROWS.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["id"] in GEMMS]
+        rows = [row for row in csv.DictReader(file) if gemm(row)]
     modelled = theirs(args.hk, rows, args.objects, args.scratch)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = dict(zip((row["id"] for row in rows), pool.map(lambda row: of_row(args.hk, row), rows)))
     print("| M x N x K | part | AITER, measured | AITER, modelled | this library, modelled | bound by | kernel |")
     print("|---|---|--:|--:|--:|---|---|")
     errors = {}
     for row in rows:
-        operator, tensors = gemm(row)
-        part = row["gpu"].rstrip("*").lower()
-        own, why = ours(args.hk, part, operator, *(a for t in tensors for a in ("--tensor", t)))
+        part, (own, why) = part_of(row), found[row["id"]]
+        if row["id"] not in GEMMS:
+            continue
         if own:
             errors[part] = own[3]
         cells = [f"{own[0]:.1f}", own[1], f"`{own[2]}`"] if own else ["-", why, "-"]
         shape = " x ".join(row[c] for c in "MNK")
         name = row["family"].removeprefix("gemm_")
         print(f"| {shape}, {name} | {part} | {float(row['measured_us']):.1f} | {float(modelled[row['id']]):.1f} | {' | '.join(cells)} |")
+    times = [(row, float(modelled[row["id"]]), found[row["id"]][0]) for row in rows]
+    times = [(row, aiter, own[0]) for row, aiter, own in times if own]
+    count(times)
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", "part", "family", "M", "N", "K", "measured_us", "aiter_us", "us", "kernel", "bound"])
+            for row, aiter, own in times:
+                names = [row["id"], part_of(row), row["family"], *(row[c] for c in "MNK"), row["measured_us"]]
+                writer.writerow([*names, aiter, own, found[row["id"]][0][2], found[row["id"]][0][1]])
     print("\n| operator, case | part | modelled us | bound by | longest kernel |")
     print("|---|---|--:|---|---|")
     for operator, case in MORE:

@@ -9,7 +9,7 @@ use super::params::{
 };
 use super::plan::{Plan, outputs};
 use super::select::{GemmTile, STAGE_BYTES};
-use super::table::{Kernels, TileKernel, bulk_kernel};
+use super::table::{Kernels, MxOrder, TileKernel, bulk_kernel};
 use crate::kernels::hk::TensorMap as HkTensorMap;
 use bytemuck::{Pod, Zeroable};
 use hk_core::plan::arrive::next_mark;
@@ -109,13 +109,15 @@ impl<'a, A: Element, W: Element> GemmDesc<'a, A, W> {
         let Some(row) = TileKernel::find(rows, tile) else {
             return Err(Error::argument(self.op, "tile", format!("{tile:?}"), "a tile that has a kernel"));
         };
-        let packed = match &self.group_scales {
+        let scales = match &self.group_scales {
             GroupScales::Mx { a, w } => {
-                w.view.packed_scales(k) && a.as_ref().is_none_or(|a| a.view.packed_scales(k))
+                let order = w.view.order(k);
+                let same = a.as_ref().is_none_or(|a| a.view.order(k) == order);
+                if same { order } else { MxOrder::Any }
             }
-            _ => false,
+            _ => MxOrder::Any,
         };
-        stream.kernel(row.kernel(packed))
+        stream.kernel(row.kernel(scales))
     }
 
     /// The main kernel. `slices`: where the partial sums of split-K slices go, if not to the output.

@@ -1,6 +1,7 @@
 //! Operands that are more than a tensor: weights, scales, terms of any float type.
 
 use super::params::{CHUNK, MxScale, SHUFFLED_ROWS, Term};
+use super::table::MxOrder;
 use hk_core::plan::rows::float_index;
 use hk_core::{DType, E8M0, Element, Error, Launch, Operand, Result, TensorView, bf16, f16};
 
@@ -233,9 +234,10 @@ impl<'a> From<TensorView<'a, E8M0>> for MxScaleView<'a> {
     }
 }
 
-/// Columns of a scale, and columns whose scales are packed in one 32-bit word.
+/// Columns of a scale, columns whose scales are packed in one 32-bit word, and columns of a group of pre-shuffled scales.
 pub(crate) const MX_BLOCK: usize = 32;
 pub(crate) const PACKED_COLUMNS: usize = 128;
+pub(crate) const SHUFFLED_COLUMNS: usize = 256;
 
 /// Bytes of shuffled scales of 32 rows.
 fn strip(blocks: usize) -> usize {
@@ -299,15 +301,14 @@ impl<'a> MxScaleView<'a> {
         }
     }
 
-    /// Whether the four scales of 128 columns can be loaded as one 32-bit word.
-    pub(crate) fn packed_scales(&self, k: usize) -> bool {
-        match self {
-            Self::Rows(view) => {
-                let unit = view.shape().last() == Some(&1) || view.strides().last() == Some(&1);
-                unit && k.is_multiple_of(PACKED_COLUMNS) && view.rows_aligned(4)
-            }
-            Self::Shuffled(_) => false,
-        }
+    /// The order in which kernels can load them.
+    pub(crate) fn order(&self, k: usize) -> MxOrder {
+        let (order, columns, view) = match self {
+            Self::Rows(view) => (MxOrder::Packed, PACKED_COLUMNS, view),
+            Self::Shuffled(view) => (MxOrder::Shuffled, SHUFFLED_COLUMNS, view),
+        };
+        let unit = view.shape().last() == Some(&1) || view.strides().last() == Some(&1);
+        if unit && k.is_multiple_of(columns) && view.rows_aligned(4) { order } else { MxOrder::Any }
     }
 
     pub(crate) fn params<'l>(&self, launch: &mut Launch<'l>, arg: &'static str, k: usize) -> Result<MxScale>

@@ -54,18 +54,35 @@ impl Precision {
     }
 }
 
+/// The order of e8m0 scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MxOrder {
+    /// Any: a byte at a time is loaded.
+    Any,
+    /// The four of 128 columns of a row are a 32-bit word.
+    Packed,
+    /// Pre-shuffled, whole groups of 256 columns.
+    Shuffled,
+}
+
 /// The kernel of a tile, which takes the parameters `P`.
 #[derive(Debug)]
 pub struct TileKernel<P: 'static> {
     pub tile: GemmTile,
     pub kernel: KernelRef<P>,
-    /// The kernel that loads the four e8m0 scales of 128 columns as one 32-bit word.
-    pub packed_scales: Option<KernelRef<P>>,
+    /// Kernels for scales in these orders.
+    pub packed: Option<KernelRef<P>>,
+    pub shuffled: Option<KernelRef<P>>,
 }
 
 impl<P> TileKernel<P> {
-    pub fn kernel(&self, packed_scales: bool) -> KernelRef<P> {
-        self.packed_scales.filter(|_| packed_scales).unwrap_or(self.kernel)
+    pub fn kernel(&self, scales: MxOrder) -> KernelRef<P> {
+        let of_order = match scales {
+            MxOrder::Any => None,
+            MxOrder::Packed => self.packed,
+            MxOrder::Shuffled => self.shuffled,
+        };
+        of_order.unwrap_or(self.kernel)
     }
 
     /// The kernel of a tile among `rows`.
@@ -106,8 +123,8 @@ impl Kernels {
 
     /// Name of a tile's kernel.
     #[cfg(feature = "registry")]
-    pub fn name(&self, tile: GemmTile, packed_scales: bool) -> Option<&'static str> {
-        each_row!(self, rows => TileKernel::find(rows, tile).map(|row| row.kernel(packed_scales).name()))
+    pub fn name(&self, tile: GemmTile, scales: MxOrder) -> Option<&'static str> {
+        each_row!(self, rows => TileKernel::find(rows, tile).map(|row| row.kernel(scales).name()))
     }
 }
 
@@ -161,7 +178,7 @@ impl Family {
 
 macro_rules! family {
     ($a:ident, $w:ident, $scales:ident, $variant:expr, $precision:ident, $params:ident [
-        $($tile:ident: [$($name:expr),+] $(, packed [$($packed:expr),+])?;)+
+        $($tile:ident: [$($name:expr),+] $(, packed [$($packed:expr),+])? $(, shuffled [$($shuffled:expr),+])?;)+
     ]) => {
         Family {
             a: DType::$a,
@@ -172,7 +189,8 @@ macro_rules! family {
             kernels: Kernels::$params(&[$(TileKernel {
                 tile: GemmTile::$tile,
                 kernel: const { $params::kernel(concat!($($name),+)) },
-                packed_scales: family!(@ $params $($($packed),+)?),
+                packed: family!(@ $params $($($packed),+)?),
+                shuffled: family!(@ $params $($($shuffled),+)?),
             }),+]),
         }
     };
@@ -381,11 +399,13 @@ static FAMILIES: &[&[Family]] = &[
     mx8!(Fp8E4M3),
     mx8!(Fp8E4M3Fnuz),
     &[family!(Fp4x2, Fp4x2, Mx, Variant::Plain, Fp4, MixedParams [
-            T256x256: ["gemm_afp4wfp4_256x256"], packed ["gemm_afp4wfp4_256x256_packed"];
-            T256x128: ["gemm_afp4wfp4_256x128"], packed ["gemm_afp4wfp4_256x128_packed"];
-            T128x128: ["gemm_afp4wfp4_128x128"], packed ["gemm_afp4wfp4_128x128_packed"];
-            T64x128: ["gemm_afp4wfp4_64x128"], packed ["gemm_afp4wfp4_64x128_packed"];
-            T64x64: ["gemm_afp4wfp4_64x64"], packed ["gemm_afp4wfp4_64x64_packed"];
+            T256x256: ["gemm_afp4wfp4_256x256"], packed ["gemm_afp4wfp4_256x256_packed"], shuffled ["gemm_afp4wfp4_256x256_shuffled"];
+            T160x256: ["gemm_afp4wfp4_160x256"], packed ["gemm_afp4wfp4_160x256_packed"], shuffled ["gemm_afp4wfp4_160x256_shuffled"];
+            T96x256: ["gemm_afp4wfp4_96x256"], packed ["gemm_afp4wfp4_96x256_packed"], shuffled ["gemm_afp4wfp4_96x256_shuffled"];
+            T256x128: ["gemm_afp4wfp4_256x128"], packed ["gemm_afp4wfp4_256x128_packed"], shuffled ["gemm_afp4wfp4_256x128_shuffled"];
+            T128x128: ["gemm_afp4wfp4_128x128"], packed ["gemm_afp4wfp4_128x128_packed"], shuffled ["gemm_afp4wfp4_128x128_shuffled"];
+            T64x128: ["gemm_afp4wfp4_64x128"], packed ["gemm_afp4wfp4_64x128_packed"], shuffled ["gemm_afp4wfp4_64x128_shuffled"];
+            T64x64: ["gemm_afp4wfp4_64x64"], packed ["gemm_afp4wfp4_64x64_packed"], shuffled ["gemm_afp4wfp4_64x64_shuffled"];
             Elements: ["gemm_afp4wfp4_64x64_scalar"];
             S16x32: ["gemm_afp4wfp4_16x32"];
             S32x32: ["gemm_afp4wfp4_32x32"];
@@ -412,7 +432,8 @@ macro_rules! bulk {
         TileKernel {
             tile: GemmTile::$tile,
             kernel: const { BulkParams::kernel(concat!($($name),+)) },
-            packed_scales: None,
+            packed: None,
+            shuffled: None,
         }
     };
 }
@@ -484,8 +505,8 @@ mod tests {
             let stream = hk_core::Device::open(spec).unwrap().create_stream().unwrap();
             for family in Family::all() {
                 each_row!(&family.kernels, rows => for row in *rows {
-                    for packed in [false, true] {
-                        stream.kernel(row.kernel(packed)).unwrap_or_else(|e| panic!("{spec}: {e}"));
+                    for scales in [MxOrder::Any, MxOrder::Packed, MxOrder::Shuffled] {
+                        stream.kernel(row.kernel(scales)).unwrap_or_else(|e| panic!("{spec}: {e}"));
                     }
                 });
             }
@@ -503,14 +524,17 @@ mod tests {
             let families = Family::all().filter(|f| !matches!(f.variant, Variant::Beside(_)));
             for f in families {
                 each_row!(&f.kernels, rows => for row in rows.iter().filter(|row| !row.tile.skinny()) {
-                    for packed in [false, true] {
-                        let kernel = stream.kernel(row.kernel(packed)).unwrap();
+                    for scales in [MxOrder::Any, MxOrder::Packed, MxOrder::Shuffled] {
+                        let kernel = stream.kernel(row.kernel(scales)).unwrap();
                         let ((m, n), lds) = (row.tile.shape(), kernel.info().lds_bytes as usize);
-                        let packed = packed && row.packed_scales.is_some();
-                        let Pipeline { step, stages } = row.tile.pipeline(arch, f.precision, f.scales, packed, n);
+                        let by_bytes = kernel.info().name == row.kernel.name();
+                        let scales = if by_bytes { MxOrder::Any } else { scales };
+                        let Pipeline { step, stages } = row.tile.pipeline(arch, f.precision, (f.scales, scales), n);
                         let of_w = if f.precision == Precision::Fp8ByFp4 { STAGE_BYTES } else { step };
                         let streamed = arch == Gfx942 && row.tile == GemmTile::T128x128 && step == 128 && of_w == step;
-                        let held = lds / (m * step + if streamed && lds < 32768 { 0 } else { n * of_w });
+                        // Rings of packed scales have at least two chunks, 16 bytes of a row each.
+                        let rings = if arch == Gfx950 && scales == MxOrder::Packed { 32 * (m + n) } else { 0 };
+                        let held = (lds - rings) / (m * step + if streamed && lds < 32768 { 0 } else { n * of_w });
                         assert!([stages, stages / 2].contains(&held), "{spec} {}: {lds} B, {stages} x {step}", kernel.info().name);
                     }
                 });

@@ -3,11 +3,11 @@
 use super::{activations, block_shape, dual, options, sizes};
 use crate::gemm::check::{check_config, expect_i32_sums};
 use crate::gemm::desc::{Determinism, GROUP, VECTOR_GROUP};
-use crate::gemm::operands::PACKED_COLUMNS;
+use crate::gemm::operands::{PACKED_COLUMNS, SHUFFLED_COLUMNS};
 use crate::gemm::plan::{MOST_ATOMIC_SPLITS, MOST_SPLITS, batch_invariant, outputs, room_of};
 use crate::gemm::prequant::ON_THE_FLY_ROWS;
 use crate::gemm::select::{Job, Second};
-use crate::gemm::table::{Eligible, Family, GROUPED_ROWS, ScaleKind, Variant};
+use crate::gemm::table::{Eligible, Family, GROUPED_ROWS, MxOrder, ScaleKind, Variant};
 use crate::{BlockShape, GemmConfig, GemmTile, Precision};
 use hk_core::registry::{CallSpec, Choice, Described};
 use hk_core::{DType, DeviceInfo, Error, Result};
@@ -32,8 +32,8 @@ pub(super) struct Problem {
     second: Option<Second>,
     /// Name and type of the activations that the kernel reads.
     a: (&'static str, DType),
-    /// Contiguous scales that can be loaded four at a time.
-    packed_scales: bool,
+    /// Of contiguous MX scales.
+    order: MxOrder,
 }
 
 /// Describes the problem of a call.
@@ -57,11 +57,19 @@ fn of(
     let fine_scales = scales != ScaleKind::Mx && block.is_some_and(|block| block.n < 4);
     let eligible = Eligible { fine_scales, ..Eligible::new(family) };
     let sizes = sizes(call)?;
-    let rows = !call.bool("scales_shuffled").unwrap_or(false);
-    let packed_scales = scales == ScaleKind::Mx && rows && sizes[3].is_multiple_of(PACKED_COLUMNS);
+    let order = order(call, sizes[3]);
     let name = if call.operator().arg("x").is_some() { "x" } else { "a" };
     let a = (name, a);
-    Ok(Problem { eligible, sizes, block, split_k: SplitK::Workspace, second: None, a, packed_scales })
+    Ok(Problem { eligible, sizes, block, split_k: SplitK::Workspace, second: None, a, order })
+}
+
+/// The order of the MX scales of a call, if it has any.
+fn order(call: &CallSpec, k: usize) -> MxOrder {
+    let (order, columns) = match call.bool("scales_shuffled").unwrap_or(false) {
+        true => (MxOrder::Shuffled, SHUFFLED_COLUMNS),
+        false => (MxOrder::Packed, PACKED_COLUMNS),
+    };
+    if k.is_multiple_of(columns) { order } else { MxOrder::Any }
 }
 
 fn dtypes(call: &CallSpec) -> Result<[DType; 2]> {
@@ -170,7 +178,6 @@ pub(super) fn two(call: &CallSpec) -> Result<Problem> {
     };
     block.check(op)?;
     let fine_scales = scales != ScaleKind::Mx && block.n < 4;
-    let rows = !call.bool("scales_shuffled").unwrap_or(false);
     let precision = if half == DType::F16 { Precision::F16 } else { Precision::Bf16 };
     Ok(Problem {
         eligible: Eligible { fine_scales, ..Eligible::new(family) },
@@ -179,7 +186,7 @@ pub(super) fn two(call: &CallSpec) -> Result<Problem> {
         split_k: SplitK::Workspace,
         second: Some(Second { precision, n: second }),
         a: (name, a),
-        packed_scales: scales == ScaleKind::Mx && rows && k.is_multiple_of(PACKED_COLUMNS),
+        order: order(call, k),
     })
 }
 
@@ -210,7 +217,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
     let Some(describe) = row.and_then(|row| row.problem) else {
         return Err(Error::unsupported(op, "its configurations", "only GEMMs of GemmTile have them"));
     };
-    let Problem { eligible, sizes, block, split_k, second, a, packed_scales } = describe(call)?;
+    let Problem { eligible, sizes, block, split_k, second, a, order } = describe(call)?;
     let [batch, m, n, k] = sizes;
     expect_i32_sums(op, a.0, a.1, k)?;
     let precision = eligible.family.precision;
@@ -251,7 +258,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
         None => candidates.push((chosen, time)),
     }
     let groups = block.map_or(1, |block| block.k.max(1));
-    let kernel = |tile| eligible.family.kernels.name(tile, packed_scales).unwrap_or("none").to_owned();
+    let kernel = |tile| eligible.family.kernels.name(tile, order).unwrap_or("none").to_owned();
     let describe = |(config, time): (GemmConfig, f64)| {
         let bulk = bulk.filter(|bulk| bulk.config.tile == config.tile);
         let shares = job.gemms(config.tile).enumerate().map(|(i, (tile, precision, n))| {
@@ -268,7 +275,7 @@ pub fn choices(call: &CallSpec, info: &DeviceInfo) -> Result<Vec<Choice>> {
             let blocks = outputs([batch, m_tiles, n_tiles]).saturating_mul(splits);
             let scales = if i == 0 { eligible.family.scales } else { ScaleKind::None };
             let pipeline = bulk.map_or_else(
-                || tile.pipeline(info.arch, precision, scales, packed_scales, width),
+                || tile.pipeline(info.arch, precision, (scales, order), width),
                 |bulk| bulk.pipeline(info.arch),
             );
             Share {

@@ -356,9 +356,15 @@ const GEMM_A8WFP4: Operator = Operator {
     ..GEMM_A16WFP4
 };
 
-const AFP4_CORNERS: [Case; 20] = [
+const AFP4_CORNERS: [Case; 33] = [
     case!("256 x 256, words", a: Fp4x2 [257, 128], w: Fp4x2 [264, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [264, 8]; tile("256x256"), splits(2), to("f32")),
     case!("256 x 256", a: Fp4x2 [100, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5]; tile("256x256")),
+    case!("160 x 256, words", a: Fp4x2 [170, 448], w: Fp4x2 [264, 448], a_scale: E8M0 [170, 28], w_scale: E8M0 [264, 28]; tile("160x256"), splits(2), to("f32")),
+    case!("160 x 256", a: Fp4x2 [90, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [90, 5], w_scale: E8M0 [140, 5]; tile("160x256")),
+    case!("160 x 256, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("160x256")),
+    case!("96 x 256, words", a: Fp4x2 [100, 448], w: Fp4x2 [264, 448], a_scale: E8M0 [100, 28], w_scale: E8M0 [264, 28]; tile("96x256"), splits(2), to("f32")),
+    case!("96 x 256", a: Fp4x2 [90, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [90, 5], w_scale: E8M0 [140, 5]; tile("96x256")),
+    case!("96 x 256, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("96x256")),
     case!("256 x 128, words", a: Fp4x2 [257, 128], w: Fp4x2 [136, 128], a_scale: E8M0 [257, 8], w_scale: E8M0 [136, 8]; tile("256x128"), splits(2), to("f32")),
     case!("256 x 128", a: Fp4x2 [100, 80], w: Fp4x2 [140, 80], a_scale: E8M0 [100, 5], w_scale: E8M0 [140, 5]; tile("256x128")),
     case!("128 x 128, words", a: Fp4x2 [130, 448], w: Fp4x2 [140, 448], a_scale: E8M0 [130, 28], w_scale: E8M0 [140, 28]; tile("128x128"), splits(2)),
@@ -366,6 +372,13 @@ const AFP4_CORNERS: [Case; 20] = [
     case!("64 x 128, words", a: Fp4x2 [70, 832], w: Fp4x2 [140, 832], a_scale: E8M0 [70, 52], w_scale: E8M0 [140, 52]; tile("64x128"), splits(2), to("f32")),
     case!("64 x 128", a: Fp4x2 [66, 208], w: Fp4x2 [130, 208], a_scale: E8M0 [66, 13], w_scale: E8M0 [130, 13]; tile("64x128")),
     case!("64 x 64, words", a: Fp4x2 [65, 192], w: Fp4x2 [70, 192], a_scale: E8M0 [65, 12], w_scale: E8M0 [70, 12]; tile("64x64"), act("relu")),
+    case!("256 x 256, shuffled", a: Fp4x2 [258, 640], w: Fp4x2 [272, 640], a_scale: E8M0 [11520], w_scale: E8M0 [11520]; tile("256x256"), splits(2), scales_shuffled(), w_shuffled()),
+    case!("160 x 256, shuffled", a: Fp4x2 [170, 640], w: Fp4x2 [272, 640], a_scale: E8M0 [7680], w_scale: E8M0 [11520]; tile("160x256"), scales_shuffled(), w_shuffled(), act("silu")),
+    case!("96 x 256, shuffled", a: Fp4x2 [100, 640], w: Fp4x2 [272, 640], a_scale: E8M0 [5120], w_scale: E8M0 [11520]; tile("96x256"), splits(2), scales_shuffled(), w_shuffled()),
+    case!("256 x 128, shuffled", a: Fp4x2 [258, 640], w: Fp4x2 [144, 640], a_scale: E8M0 [11520], w_scale: E8M0 [6400]; tile("256x128"), scales_shuffled(), w_shuffled()),
+    case!("128 x 128, shuffled", a: Fp4x2 [130, 896], w: Fp4x2 [144, 896], a_scale: E8M0 [8960], w_scale: E8M0 [8960]; tile("128x128"), splits(2), scales_shuffled(), w_shuffled()),
+    case!("64 x 128, shuffled", a: Fp4x2 [70, 896], w: Fp4x2 [144, 896], a_scale: E8M0 [5376], w_scale: E8M0 [8960]; tile("64x128"), splits(2), scales_shuffled(), w_shuffled(), to("f32")),
+    case!("160 x 256, shuffled, a part of a group", a: Fp4x2 [40, 160], w: Fp4x2 [48, 160], a_scale: E8M0 [1024], w_scale: E8M0 [1024]; tile("160x256"), scales_shuffled(), w_shuffled()),
     case!("64 x 64, shuffled", a: Fp4x2 [65, 128], w: Fp4x2 [64, 128], a_scale: E8M0 [768], w_scale: E8M0 [512]; tile("64x64"), splits(2), scales_shuffled(), w_shuffled()),
     case!("256 x 256, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("256x256")),
     case!("256 x 128, rings of scales", a: Fp4x2 [18, 2176], w: Fp4x2 [37, 2176], a_scale: E8M0 [18, 136], w_scale: E8M0 [37, 136]; tile("256x128")),

@@ -45,10 +45,10 @@ class ChunkedScales {
     hk::Window window_[kRowParts];
     u32 offset_[kRowParts], step_[kRowParts], shift_[kRowParts];
 
-    /// Waves that are left over load what others load, to the same place.
+    /// Waves that are left over load their first rows again.
     HK_FN static u32 group(u32 part) {
         const u32 at = hk::wave_id() + part * kWaves;
-        return at < kGroups ? at : at - kGroups;
+        return at < kGroups ? at : hk::wave_id();
     }
     /// Calls `f(part, chunk, window, offset, scalar)` for each load of the chunks at byte `from` of the rows.
     HK_FN void each(u32 from, auto f) const {
@@ -107,9 +107,11 @@ class ChunkedScales {
 };
 
 namespace detail {
-/// Whether scales are loaded for several stages at once.
+/// Whether scales are loaded for several stages at once, and whether with each stage.
 template <class Scales>
 inline constexpr bool kChunked = requires { typename Scales::Chunk; };
+template <class Scales>
+inline constexpr bool kOfEachStage = !kChunked<Scales> && Scales::kParts > 0;
 
 /// Whether a wave reads all operands of a stage before it multiplies.
 template <class Accum>
@@ -207,7 +209,8 @@ class DirectLines {
     static_assert(kCount >= 2, "one stage is multiplied while another is in flight");
     static_assert(kAhead == 0 || kAhead == 1);
     static constexpr bool kChunked = detail::kChunked<Scales>;
-    static constexpr int kLoads = A::kParts + W::kParts;
+    /// Of a stage.
+    static constexpr int kLoads = A::kParts + W::kParts + (detail::kOfEachStage<Scales> ? Scales::kParts : 0);
 
     /// Stages of a chunk of scales.
     static constexpr u32 kOfChunk = [] {
@@ -244,12 +247,19 @@ class DirectLines {
     HK_FN static void copy_w(const W &w, u32 from, Lds &stages, u32 stage) {
         w.copy(from / A::kStageBytes * W::kStageBytes, stages.w[stage]);
     }
+    /// Scales of each stage are in the ring of w.
+    HK_FN void copy_scales(u32 from, u32 stage) const {
+        if constexpr (detail::kOfEachStage<Scales>) scales_.copy(from, stages_.scales.stage[stage]);
+    }
     /// Loads the stages from the second on: `kStages` of w in all, and those of a that are in flight beside them.
     template <int kStages>
     HK_FN void begin_others(u32 from) const {
 #pragma unroll
         for (int i = 1; i < kStages + kAhead; ++i) {
-            if (i < kStages) copy_w(w_, from + i * A::kStageBytes, stages_, i);
+            if (i < kStages) {
+                copy_w(w_, from + i * A::kStageBytes, stages_, i);
+                copy_scales(from + i * A::kStageBytes, i);
+            }
             copy_a(a_, from + i * A::kStageBytes, stages_, i);
             hk::commit_loads();
         }
@@ -263,6 +273,7 @@ class DirectLines {
     /// Loads a stage of w, from byte `from` of its rows on, and one of a.
     HK_FN void load(u32 from, const Place &to) const {
         copy_w(w_, from, stages_, to.of_w);
+        copy_scales(from, to.of_w);
         copy_a(a_, from + kAhead * A::kStageBytes, stages_, to.of_a());
         hk::commit_loads();
     }
@@ -278,7 +289,7 @@ class DirectLines {
     }
 
   public:
-    static constexpr bool kHalves = kCount == 2;
+    static constexpr bool kHalves = kCount == 2 || detail::kOfEachStage<Scales>;
 
     /// Loads the first stage; it is in flight while the caller makes `scales`.
     HK_FN static void begin(const A &a, const W &w, Lds &stages, u32 from) {
@@ -295,6 +306,7 @@ class DirectLines {
     HK_FN void run(u32 from, u32 count, Accum &acc_tile) const {
         static_assert(!kChunked || requires { requires kKept <= Scales::kChunks; }, "there are as many at first");
         if constexpr (kChunked) scales_.copy(from, stages_.scales.chunk, 0);
+        copy_scales(from, 0);
         begin_others<kCount - 1>(from);
         acc_tile.clear();
         Place now, free{kCount - 1, kACount - 1};
@@ -348,10 +360,12 @@ class DirectLines {
     }
 
     /// The same by halves of a stage, `acc.multiply(acc.read<half>(Step))`: each is read from LDS while the one before it is
-    /// multiplied. The barrier stands between the halves: all waves have a stage in registers then, and its LDS is free.
+    /// multiplied. The barrier stands between the halves: all waves have a stage in registers then, and its LDS is free. Where nothing is ahead,
+    /// the stage after the next is asked for there, so that loads are in flight when the next is waited for, in the middle of the second half.
     template <class Accum>
     HK_FN void run_halves(u32 from, u32 count, Accum &acc_tile) const {
-        static_assert(!kChunked && Scales::kParts == 0, "halves have no scales");
+        static_assert(!kChunked, "scales of each stage");
+        copy_scales(from, 0);
         begin_others<kCount>(from);
         acc_tile.clear();
         Place now;
@@ -362,14 +376,28 @@ class DirectLines {
             hk::sched_barrier();
             acc_tile.multiply(first);
             hk::sched_barrier();
-            wait<kCount - 2>();
+            if constexpr (kAhead > 0)
+                wait<kCount - 2>();
+            else
+                hk::block_barrier();
             const Place freed = now;
             now.advance();
-            first = acc_tile.template read<0>(step(now));
-            load(from + kCount * A::kStageBytes, freed);
+            if constexpr (kAhead > 0) {
+                first = acc_tile.template read<0>(step(now));
+                load(from + kCount * A::kStageBytes, freed);
+                hk::sched_barrier();
+                acc_tile.multiply(second);
+            } else {
+                load(from + kCount * A::kStageBytes, freed);
+                hk::sched_barrier();
+                acc_tile.template multiply_part<0>(second);
+                hk::sched_barrier();
+                wait<kCount - 1>();
+                first = acc_tile.template read<0>(step(now));
+                hk::sched_barrier();
+                acc_tile.template multiply_part<1>(second);
+            }
             from += A::kStageBytes;
-            hk::sched_barrier();
-            acc_tile.multiply(second);
             hk::sched_barrier();
         } while (int(--count) > 0);
         // Full drain: loads in flight must not land after the block has freed its LDS.
@@ -391,7 +419,8 @@ struct LinesOf<true, A, W, Scales> {
     // With two, nothing is in flight between the wait for one and its place in the other's. A CU has three blocks of 64 x 64.
     static constexpr int kMost = A::Tile::kRows + W::Tile::kRows > 128 ? 4 : 3;
     static constexpr int kStages = kFit<A, W, Scales, kMost> ? kMost : kFit<A, W, Scales, 3> ? 3 : 2;
-    static constexpr bool kAhead = kStages == 2 && kFit<A, W, Scales, 2, 3>;
+    // Nor where `run_halves` waits with a stage in flight.
+    static constexpr bool kAhead = kStages == 2 && !kOfEachStage<Scales> && kFit<A, W, Scales, 2, 3>;
     using Type = DirectLines<A, W, Scales, kStages, kStages + kAhead>;
 };
 }  // namespace detail

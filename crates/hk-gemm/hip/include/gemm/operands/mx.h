@@ -15,12 +15,13 @@ namespace gemm {
 /// A byte of a has `kColumns` columns.
 template <int kARows, int kWRows, int kThreads, u32 kColumns>
 class MxScaleMover {
-    static_assert(kARows % hk::kWaveSize == 0, "a wave has rows of one tile");
+    /// A wave has rows of one tile.
+    static constexpr int kW = (kARows + hk::kWaveSize - 1) / hk::kWaveSize * hk::kWaveSize;
 
   public:
-    static constexpr int kParts = (kARows + kWRows + kThreads - 1) / kThreads;
+    static constexpr int kParts = (kW + kWRows + kThreads - 1) / kThreads;
     static constexpr bool kDirectToLds = false;
-    using Tile = typename hk::ScaleMover<kARows, kWRows, kThreads>::Tile;
+    using Tile = typename hk::ScaleMover<kW, kWRows, kThreads>::Tile;
     struct PackedScales {
         u32 scale[kParts][4];
     };
@@ -40,10 +41,10 @@ class MxScaleMover {
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
             const u32 row = hk::thread_x() + i * kThreads;
-            const bool of_w = hk::wave_id() * hk::kWaveSize + i * kThreads >= kARows;
+            const bool of_w = hk::wave_id() * hk::kWaveSize + i * kThreads >= kW;
             window_[i] =
                 hk::Window(of_w ? p.w_mx.first(coord.matrix) : p.a_mx.first(coord.batch), hk::Window::kOutOfBounds - 1);
-            offset_[i] = of_w ? p.w_mx.offset(w_row(row - kARows), row < kARows + kWRows ? p.w.rows : 0)
+            offset_[i] = of_w ? p.w_mx.offset(w_row(row - kW), row < kW + kWRows ? p.w.rows : 0)
                               : p.a_mx.offset(a_row(row), p.a.rows);
 #pragma unroll
             for (int j = 0; j < 3; ++j) block_[i][j] = of_w ? p.w_mx.block[j] : p.a_mx.block[j];
@@ -106,11 +107,89 @@ class TwoScales {
     }
 };
 
+/// Loads the scales of a stage of 256 columns of each row of a, then of w, from the pre-shuffled order: 256 bytes of 32 rows. They stay in it:
+/// a lane's dword has the scales of its row in two M or N tiles, and of its block in both halves of the stage.
+template <int kARows, int kWRows, int kThreads>
+class ShuffledScales {
+    static constexpr u32 kRows = 32, kWaves = kThreads / hk::kWaveSize, kGroups = (kARows + kWRows) / kRows;
+    static_assert(kARows % kRows == 0 && kWRows % kRows == 0, "a load has rows of one operand");
+
+  public:
+    static constexpr int kParts = (kGroups + kWaves - 1) / kWaves;
+    static constexpr bool kDirectToLds = true;
+    struct Tile {
+        u32 dword[kGroups][hk::kWaveSize];
+
+        /// Where the lane's scales of the rows from `row` on are, a multiple of 32.
+        HK_FN static u32 place(u32 row, bool of_w) {
+            return (of_w ? kARows + row : row) / kRows * hk::kWaveSize + hk::lane_id();
+        }
+        /// The scale of the lane's block in the k-th 128 columns of its row among the i-th 16, of those at `place`.
+        HK_FN u32 get(u32 place, int i, int k) const {
+            const u32 scale = (&dword[0][0] + place)[i / 2 * hk::kWaveSize] >> 8 * (2 * k + i % 2);
+            return hk::kHasMxMma ? scale : scale & 0xffu;  // the matrix unit reads a byte
+        }
+    };
+    struct PackedScales {
+        u32 dword[kParts];
+    };
+
+  private:
+    hk::Window window_[kParts];
+    u32 offset_[kParts], end_;
+
+    /// Waves that are left over load their first rows again.
+    HK_FN static u32 group(u32 part) {
+        const u32 at = hk::wave_id() + part * kWaves;
+        return at < kGroups ? at : hk::wave_id();
+    }
+    HK_FN u32 at(int part, u32 from) const { return offset_[part] | ((end_ - 1u - from) & hk::Window::kOutOfBounds); }
+    /// Of a stage, in a strip of 32 rows.
+    HK_FN static u32 of_stage(u32 from) { return from / 128 * 256; }
+
+  public:
+    HK_FN ShuffledScales(const MixedParams &p, const TileCoord &coord, u32 end, u32 first_m, u32 first_n) : end_(end) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            const u32 row = group(i) * kRows;
+            const bool of_w = row >= kARows;
+            const MxScale &scale = of_w ? p.w_mx : p.a_mx;
+            window_[i] =
+                hk::Window(of_w ? p.w_mx.first(coord.matrix) : p.a_mx.first(coord.batch), hk::Window::kOutOfBounds - 1);
+            const u32 first =
+                of_w ? scale.offset(first_n + row - kARows, p.w.rows) : scale.offset(first_m + row, p.a.rows);
+            offset_[i] = first + 4 * hk::lane_id();
+        }
+    }
+
+    HK_FN PackedScales load(u32 from) const {
+        PackedScales scales;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) scales.dword[i] = window_[i].template load<u32>(at(i, from), of_stage(from));
+        return scales;
+    }
+    HK_FN static void store(const PackedScales &scales, Tile &tile) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) tile.dword[group(i)][hk::lane_id()] = scales.dword[i];
+    }
+    HK_FN void copy(u32 from, Tile &tile) const {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i)
+            window_[i].load_dword_to_lds(&tile.dword[hk::uniform(group(i))], at(i, from), of_stage(from));
+    }
+};
+
+/// Whether a tile's scales are in the pre-shuffled order and stay in it.
+template <class T>
+inline constexpr bool kShuffledScales = requires { requires T::kShuffledScales && T::kLines && T::kBytes == 128; };
+
 /// The loader of scales. A byte of a has 128 / kBytes columns.
 template <class T>
 using MxScales = __remove_pointer(decltype([] {
     using Bytes = MxScaleMover<T::kARows, T::kN, T::kThreads, 128 / T::Operand::kBytes>;
-    if constexpr (T::kPackedScales)
+    if constexpr (kShuffledScales<T>)
+        return (ShuffledScales<T::kARows, T::kN, T::kThreads> *)nullptr;
+    else if constexpr (T::kPackedScales)
         return (PackedScaleMover<T, T::kARows, T::Operand::kBytes> *)nullptr;
     else if constexpr (T::A::kStageBytes > T::Operand::kBytes)
         return (TwoScales<Bytes, T::Operand::kBytes> *)nullptr;

@@ -46,15 +46,17 @@ struct MxFrag<hk::Fp8> {
     }
 };
 
-/// A block tile as `Tile` in gemm/gemm.h, for a of type E. `kPackedScales`: the scales of 128 columns are 32-bit loads.
-template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, bool kPackedScales_>
+/// A block tile as `Tile` in gemm/gemm.h, for a of type E. `kPackedScales`: the scales of 128 columns are 32-bit loads. `kShuffledScales`: scales
+/// are in the pre-shuffled order, of whole stages.
+template <class E, Access kAccess, int kM_, int kN_, int kWavesM, int kWavesN, int kStages, bool kPackedScales_,
+          bool kShuffledScales_ = false>
 struct MxTile {
     using Operand = MxFrag<E>;
     static constexpr int kM = kM_, kN = kN_;
     static constexpr int kThreads = kWavesM * kWavesN * hk::kWaveSize;
     static constexpr int kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
     static constexpr int kARows = Operand::kHasScales ? kM : 0;  // rows with scales
-    static constexpr bool kPackedScales = kPackedScales_;
+    static constexpr bool kPackedScales = kPackedScales_, kShuffledScales = kShuffledScales_;
 
     /// Stages of 256 columns, a line of each row. Rows of fp8 are a line of 128 columns.
     static constexpr bool kLines = kLineBytes == 128 && kAccess == Access::Vectorized && Operand::kBytes == 64;
@@ -64,6 +66,9 @@ struct MxTile {
     /// As Tile's.
     static constexpr bool kReadsFirst =
         (kM + kN > 128) && kLines && hk::kHasWideDma && kPackedScales && kThreads == hk::kSimdsPerCu * hk::kWaveSize;
+
+    /// Halves of a stage are read from LDS ahead.
+    static constexpr bool kHalves = kShuffledScales && kLines && kBytes == 128;
 
     using A = hk::Mover<hk::SharedTile<kM, kLines ? kBytes : Operand::kBytes>, kThreads, kAccess, 1>;
     using W = hk::Mover<hk::SharedTile<kN, kBytes>, kThreads, kAccess, 1>;
@@ -80,16 +85,35 @@ struct MxAcc {
     static constexpr int kM = T::kWaveM / 16, kN = T::kWaveN / 16;
     hk::MmaAcc acc[kM][kN] = {};
 
-    HK_FN explicit MxAcc(const auto &) {}
+    HK_FN explicit MxAcc(const auto &) {
+        if constexpr (kShuffledScales<T>) {
+            using Scales = typename MxScales<T>::Tile;
+            const u32 row = hk::row_of_lane(hk::lane_id(), 0), chunk = hk::group_of_lane(hk::lane_id());
+            at_ = {T::A::Tile::place(T::wave_m() + row, chunk), T::W::Tile::place(T::wave_n() + row, chunk),
+                   Scales::place(T::wave_m(), false), Scales::place(T::wave_n(), true)};
+            // So that what follows is a constant from there.
+            hk::pin(at_.a), hk::pin(at_.w), hk::pin(at_.a_scale), hk::pin(at_.w_scale);
+        }
+    }
 
     HK_FN void run(const auto &pipeline, u32 from, u32 count) {
-        pipeline.run(from, count, *this);
+        if constexpr (kByHalves<T, decltype(pipeline)>)
+            pipeline.run_halves(from, count, *this);
+        else
+            pipeline.run(from, count, *this);
         scale_acc(acc, T::Operand::kAccUnit);
     }
 
     static constexpr bool kReadsFirst = detail::kReadsFirst<T>;
     HK_FN void clear() { clear_acc(acc); }
 
+  private:
+    /// Where the lane's operands of the first fragments are in their tiles, and their scales, if these are pre-shuffled.
+    struct {
+        u32 a, w, a_scale, w_scale;
+    } at_;
+
+  public:
     /// Fragments of 128 columns, and those of a row of a stage.
     static constexpr int kOfScale = 64 / hk::kFragBytes, kFrags = T::kBytes / hk::kFragBytes;
 
@@ -109,41 +133,64 @@ struct MxAcc {
         else
             return step.scales[0][k / kOfScale];
     }
-    HK_FN static auto read_w(const auto &step, int n, int k) {
-        const u32 row = T::wave_n() + 16 * n;
-        const auto scale = quants(k, row, [&](u32 r) { return *scales_of(step, k).w(r); });
-        return MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
+    /// The same where scales are pre-shuffled, of the i-th rows from those at `place` on.
+    HK_FN static auto read_shuffled(const auto &tile, const auto &scales, u32 place, u32 scale_place, int i, int k) {
+        const auto *const at = tile.chunk + (place ^ u32(hk::kLaneGroups<16> * k));
+        return hk::per_row(
+            [&](u32) { return hk::MxBlock::from_packed(at[16 * tile.kChunks * i], scales.get(scale_place, i, k)); });
     }
-    HK_FN static auto read_a(const auto &step, int m, int k) {
-        const u32 row = T::wave_m() + 16 * m;
-        hk::PerRow<u32> scale = {};
-        if constexpr (T::Operand::kHasScales) scale = quants(k, row, [&](u32 r) { return scales_of(step, k).a(r); });
-        return T::Operand::load(*step.a[0], row, k, scale);
+    HK_FN auto read_w(const auto &step, int n, int k) const {
+        if constexpr (kShuffledScales<T>) {
+            return read_shuffled(*step.w[0], *step.scales[0], at_.w, at_.w_scale, n, k);
+        } else {
+            const u32 row = T::wave_n() + 16 * n;
+            const auto scale = quants(k, row, [&](u32 r) { return *scales_of(step, k).w(r); });
+            return MxFrag<hk::Fp4>::load(*step.w[0], row, k, scale);
+        }
+    }
+    HK_FN auto read_a(const auto &step, int m, int k) const {
+        if constexpr (kShuffledScales<T>) {
+            return read_shuffled(*step.a[0], *step.scales[0], at_.a, at_.a_scale, m, k);
+        } else {
+            const u32 row = T::wave_m() + 16 * m;
+            hk::PerRow<u32> scale = {};
+            if constexpr (T::Operand::kHasScales)
+                scale = quants(k, row, [&](u32 r) { return scales_of(step, k).a(r); });
+            return T::Operand::load(*step.a[0], row, k, scale);
+        }
     }
 
     struct Stage {
         Operands of[kFrags];
     };
+    template <int k>
+    HK_FN Operands read(const auto &step) const {
+        Operands operands;
+#pragma unroll
+        for (int n = 0; n < kN; ++n) operands.w[n] = read_w(step, n, k);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) operands.a[m] = read_a(step, m, k);
+        return operands;
+    }
     HK_FN Stage read(const auto &step) const {
-        Stage stage;
+        static_assert(kFrags == 2);
+        return {read<0>(step), read<1>(step)};
+    }
+    template <int kFrom = 0, int kTo = kM>
+    HK_FN void multiply(const Operands &operands) {
 #pragma unroll
-        for (int k = 0; k < kFrags; ++k) {
+        for (int m = kFrom; m < kTo; ++m) {
 #pragma unroll
-            for (int n = 0; n < kN; ++n) stage.of[k].w[n] = read_w(step, n, k);
-#pragma unroll
-            for (int m = 0; m < kM; ++m) stage.of[k].a[m] = read_a(step, m, k);
+            for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(operands.w[n], operands.a[m], acc[m][n]);
         }
-        return stage;
+    }
+    template <int kHalf>
+    HK_FN void multiply_part(const Operands &operands) {
+        multiply<kHalf *(kM / 2), kHalf == 0 ? kM / 2 : kM>(operands);
     }
     HK_FN void multiply(const Stage &stage) {
 #pragma unroll
-        for (int k = 0; k < kFrags; ++k) {
-#pragma unroll
-            for (int m = 0; m < kM; ++m) {
-#pragma unroll
-                for (int n = 0; n < kN; ++n) acc[m][n] = hk::mma(stage.of[k].w[n], stage.of[k].a[m], acc[m][n]);
-            }
-        }
+        for (int k = 0; k < kFrags; ++k) multiply(stage.of[k]);
     }
 
     template <int>
