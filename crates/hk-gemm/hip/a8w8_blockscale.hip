@@ -15,6 +15,8 @@ template <class T>
 using Tile128x128 =
     gemm::StreamedOr<gemm::Tile<T, Access::Vectorized, 128, 128, 2, 2 * hk::kRowsPerLane, 5, 2>, T, 128>;
 template <class T>
+using Tile96x128 = gemm::StreamedOr<gemm::Tile<T, Access::Vectorized, 96, 128, 2, 2, 5, 2>, T, 96>;
+template <class T>
 using Tile64x128 = gemm::Tile<T, Access::Vectorized, 64, 128, 2, 2, 5, 2>;
 template <class T>
 using Tile64x64 = gemm::Tile<T, Access::Vectorized, 64, 64, 2, 2, 5, 2>;
@@ -25,6 +27,7 @@ using Scalar64x64 = gemm::Tile<T, Access::Scalar, 64, 64, 2, 2, 5>;
 #define A8W8_BLOCKSCALE(name, T)                                                                     \
     HK_ENTRY(gemm_##name##_block_256x128, Tile256x128<T>::kThreads, blockscale_gemm<Tile256x128<T>>) \
     HK_ENTRY(gemm_##name##_block_128x128, Tile128x128<T>::kThreads, blockscale_gemm<Tile128x128<T>>) \
+    HK_ENTRY(gemm_##name##_block_96x128, Tile96x128<T>::kThreads, blockscale_gemm<Tile96x128<T>>)    \
     HK_ENTRY(gemm_##name##_block_64x128, Tile64x128<T>::kThreads, blockscale_gemm<Tile64x128<T>>)    \
     HK_ENTRY(gemm_##name##_block_64x64, Tile64x64<T>::kThreads, blockscale_gemm<Tile64x64<T>>)       \
     HK_ENTRY(gemm_##name##_block_64x64_scalar, Scalar64x64<T>::kThreads, blockscale_gemm<Scalar64x64<T>>)

@@ -323,8 +323,14 @@ fn group_tiles(blocks: bool, rows: usize) -> Vec<Option<GemmTile>> {
     use GemmTile::*;
     let all = GemmTile::ALL;
     let fits = |tile: &GemmTile| {
-        tile.shape().0 <= rows
-            && if blocks { !matches!(tile, T256x256 | T128x256 | S16x16Twice) } else { *tile != T256x128 }
+        let whole = rows == usize::MAX || rows.is_multiple_of(tile.shape().0);
+        let served = match tile {
+            T160x256 | T96x256 => false,
+            T256x256 | T128x256 | S16x16Twice => !blocks,
+            T256x128 | T96x128 => blocks,
+            _ => true,
+        };
+        tile.shape().0 <= rows && whole && served
     };
     all.into_iter().filter(fits).map(Some).chain([None]).collect()
 }

@@ -32,7 +32,7 @@ SHAPES = {
     "gemm_i8_ptpc": [(192, 8192, 1024), (4096, 5120, 1280)],
     "gemm_fp4_mx": [(64, 16384, 512), (192, 51200, 5120), (1600, 8192, 1024)],
 }
-TILES = ["256x256", "160x256", "96x256", "256x128", "128x128", "64x128", "64x64", "64x32"]
+TILES = ["256x256", "160x256", "96x256", "256x128", "128x256", "128x128", "96x128", "64x128", "64x64", "64x32"]
 
 # N, K.
 WEIGHTS = {
@@ -57,10 +57,8 @@ GOAL, WORST, STEP = 1.25, 1.6, 1.05
 
 
 def tensors(family, part, m, n, k):
-    """The operator and the tensors of a GEMM, as for AITER's rows."""
-    row = {"family": family, "co_path": f"hsa/{TARGETS[part]}/", "M": m, "N": n, "K": k}
-    operator, tensors = gemm(row)
-    return operator, [a for t in tensors for a in ("--tensor", t)]
+    """The operator and the arguments of a GEMM, as for AITER's rows."""
+    return gemm({"family": family, "co_path": f"hsa/{TARGETS[part]}/", "M": m, "N": n, "K": k})
 
 
 def compare(args):

@@ -19,25 +19,27 @@ ROWS = Path(__file__).parent / "../data/calibration.csv"
 FP8 = {"gfx942": "fp8e4m3fnuz", "gfx950": "fp8e4m3"}
 
 
-def gemm(row, shuffled=False):
-    """The operator and the tensors of a GEMM of AITER's, of mxfp4 with scales in rows or `shuffled`."""
+def gemm(row):
+    """The operator and the arguments of a GEMM of AITER's; None of other kernels."""
     m, n, k = (int(row[c]) for c in "MNK")
     family, fp8 = row["family"], FP8[row["co_path"].split("/")[1]]
     if family == "gemm_bf16":
-        return "gemm_a16w16", [f"a=bf16[{m},{k}]", f"w=bf16[{n},{k}]"]
+        return "gemm_a16w16", arguments([f"a=bf16[{m},{k}]", f"w=bf16[{n},{k}]"])
     if family == "gemm_i8_ptpc":
         scales = [f"a_scale=f32[{m}]", f"w_scale=f32[{n}]"]
-        return "gemm_a8w8", [f"a=i8[{m},{k}]", f"w=i8[{n},{k}]", *scales]
+        return "gemm_a8w8", arguments([f"a=i8[{m},{k}]", f"w=i8[{n},{k}]", *scales])
     if family == "gemm_fp8_blockscale":
         scales = [f"a_scale=f32[{m},{k // 128}]", f"w_scale=f32[{-(-n // 128)},{k // 128}]"]
-        return "gemm_a8w8_blockscale", [f"a={fp8}[{m},{k}]", f"w={fp8}[{n},{k}]", *scales]
+        return "gemm_a8w8_blockscale", arguments([f"a={fp8}[{m},{k}]", f"w={fp8}[{n},{k}]", *scales])
     if family == "gemm_fp4_mx":
-        if shuffled:
-            scales = [f"{of}_scale=e8m0[{-(-rows // 32) * -(-k // 256) * 256}]" for of, rows in (("a", m), ("w", n))]
-        else:
-            scales = [f"a_scale=e8m0[{m},{k // 32}]", f"w_scale=e8m0[{n},{k // 32}]"]
-        return "gemm_afp4wfp4", [f"a=fp4e2m1x2[{m},{k // 2}]", f"w=fp4e2m1x2[{n},{k // 2}]", *scales]
+        scales = [f"{of}_scale=e8m0[{-(-rows // 32) * -(-k // 256) * 256}]" for of, rows in (("a", m), ("w", n))]
+        operands = [f"a=fp4e2m1x2[{m},{k // 2}]", f"w=fp4e2m1x2[{n},{k // 2}]", *scales]
+        return "gemm_afp4wfp4", arguments(operands, ["scales_shuffled=true", "w_shuffled=true"])
     return None
+
+
+def arguments(tensors, params=()):
+    return [a for option, values in (("--tensor", tensors), ("--param", params)) for v in values for a in (option, v)]
 
 
 def ours(hk, part, operator, *more):
@@ -53,9 +55,7 @@ def ours(hk, part, operator, *more):
 
 def of_row(hk, row):
     """`ours` for a row of AITER's."""
-    operator, tensors = gemm(row, shuffled=True)
-    orders = ["scales_shuffled=true", "w_shuffled=true"] if row["family"] == "gemm_fp4_mx" else []
-    given = [a for option, values in (("--tensor", tensors), ("--param", orders)) for v in values for a in (option, v)]
+    operator, given = gemm(row)
     return ours(hk, part_of(row), operator, *given)
 
 

@@ -37,12 +37,15 @@ pub enum GemmTile {
     S16x16Twice,
     /// 128 x 256 by eight waves, through LDS: a block fills a CU. The largest of 16-bit floats on sm_90a, whose warpgroup instructions
     /// read fewer bytes of LDS for an output the more columns they have; there a block has 192 or 224 columns if they fill the device
-    /// better. On gfx950 it loads fewer bytes for an output than 128 x 128. Elsewhere only if options ask for it.
+    /// better. On gfx950, and on gfx942 of int8 and fp8 without block scales, it loads fewer bytes for an output than 128 x 128. Elsewhere only if
+    /// options ask for it.
     T128x256,
     /// 160 x 256 by four waves, through LDS: a block fills a CU. For mxfp4, on gfx950; elsewhere only if options ask for it.
     T160x256,
     /// 96 x 256, likewise.
     T96x256,
+    /// 96 x 128 by four waves, through LDS. For block scales, on AMD targets; elsewhere only if options ask for it.
+    T96x128,
 }
 
 /// A tile's shape, and what it costs.
@@ -224,7 +227,7 @@ pub(crate) const STAGE_BYTES: usize = 64;
 
 impl GemmTile {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::T256x256,
         Self::T128x128,
         Self::T64x128,
@@ -239,6 +242,7 @@ impl GemmTile {
         Self::T128x256,
         Self::T160x256,
         Self::T96x256,
+        Self::T96x128,
     ];
 
     /// On AMD targets, costs are the longer of the CU's pipes for matrices and LDS, counted on the emulator. On sm_90, blocks
@@ -293,10 +297,11 @@ impl GemmTile {
             // Alone on a CU: nothing runs beside its barriers. 16-bit floats on gfx950 read halves of stages ahead.
             Self::T256x256 => {
                 let info = of_halves((1, 0.6), of([256, 256], (1, 1.5), (1, 4.0)));
-                of_fp4((1, 0.89), of_bytes_on_gfx942((1, 1.1), info))
+                of_fp4((1, 1.5), of_bytes_on_gfx942((1, 1.1), info))
             }
             Self::T160x256 => of([160, 256], (1, 0.8), (1, 4.0)),
             Self::T96x256 => of([96, 256], (1, 0.62), (1, 4.0)),
+            Self::T96x128 => on_gfx942(of([96, 128], (2, 1.1), (2, 1.2)), (2, 1.1)),
             Self::T128x256 => {
                 wide((1, 1.9), of_halves((1, 0.3), with((1, 0.75), of([128, 256], (1, 1.1), (1, 4.0)))))
             }
@@ -307,7 +312,7 @@ impl GemmTile {
                 wide((1, 2.3), of_fp4((1, 0.93), of_halves((1, 0.31), info)))
             }
             Self::T64x128 => {
-                let info = of_halves((2, 0.43), of([64, 128], (2, 1.2), (2, 1.2)));
+                let info = of_halves((2, 0.5), of([64, 128], (2, 1.2), (2, 1.2)));
                 wide((2, 2.9), of_fp4((2, 0.7), on_gfx942(info, (2, 1.38))))
             }
             Self::T64x64 => {
@@ -335,6 +340,7 @@ impl GemmTile {
             Self::T128x256 => "128x256",
             Self::T160x256 => "160x256",
             Self::T96x256 => "96x256",
+            Self::T96x128 => "96x128",
             Self::T64x128 => "64x128",
             Self::T64x64 => "64x64",
             Self::Elements => "elements",
@@ -748,8 +754,12 @@ impl Job<'_> {
     fn considers(&self, tile: GemmTile, eligible: &Eligible) -> bool {
         let family = eligible.family;
         let asked_for = match tile {
-            // No faster than 128 x 128 on gfx942, by hk-time, and not measured on sm_90.
-            GemmTile::T128x256 => !matches!(self.info.arch, Arch::Gfx950 | Arch::Sm90a),
+            // On gfx942 no faster than 128 x 128 but for bytes without block scales, by hk-time; not measured on sm_90.
+            GemmTile::T128x256 => match self.info.arch {
+                Arch::Gfx950 | Arch::Sm90a => false,
+                Arch::Gfx942 => self.precision.bits() != 8 || self.scales != ScaleKind::None,
+                _ => true,
+            },
             // Of mxfp4 it fills lines twice on gfx942, and was not measured on NVIDIA GPUs.
             GemmTile::T256x256 | GemmTile::T160x256 | GemmTile::T96x256 => {
                 self.precision == Precision::Fp4 && self.info.arch != Arch::Gfx950
@@ -758,7 +768,7 @@ impl Job<'_> {
             GemmTile::T128x128 => {
                 !self.info.arch.is_amd() && family.scales != ScaleKind::None && family.a == family.w
             }
-            GemmTile::T64x128 => !self.info.arch.is_amd(),
+            GemmTile::T96x128 | GemmTile::T64x128 => !self.info.arch.is_amd(),
             _ => false,
         };
         let ([batch, m, n, _], (tile_m, tile_n)) = (self.sizes, tile.shape());

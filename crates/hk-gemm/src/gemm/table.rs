@@ -277,6 +277,7 @@ macro_rules! bytes {
             family!($t, $t, Block, Variant::Plain, $precision, BlockParams [
                     T256x128: ["gemm_", $n, "_block_256x128"];
                     T128x128: ["gemm_", $n, "_block_128x128"];
+                    T96x128: ["gemm_", $n, "_block_96x128"];
                     T64x128: ["gemm_", $n, "_block_64x128"];
                     T64x64: ["gemm_", $n, "_block_64x64"];
                     Elements: ["gemm_", $n, "_block_64x64_scalar"];
@@ -456,7 +457,7 @@ pub(crate) const GROUPED_ROWS: usize = 128;
 #[derive(Debug, Clone, Copy)]
 pub struct Eligible {
     pub family: &'static Family,
-    /// Most rows of a tile.
+    /// Rows that whole tiles fill: groups begin on multiples of them.
     pub max_rows: usize,
     /// Fewer than 4 rows of `w` share a scale.
     pub fine_scales: bool,
@@ -469,7 +470,9 @@ impl Eligible {
 
     /// Whether a tile has a kernel for the call. Kernels whose waves share K read one scale for the four rows of `w` of a lane.
     pub fn serves(&self, tile: GemmTile) -> bool {
-        tile.shape().0 <= self.max_rows
+        let rows = tile.shape().0;
+        rows <= self.max_rows
+            && (self.max_rows == usize::MAX || self.max_rows.is_multiple_of(rows))
             && self.family.kernels.has(tile)
             && !(self.fine_scales && tile.skinny())
     }
@@ -531,7 +534,7 @@ mod tests {
                         let scales = if by_bytes { MxOrder::Any } else { scales };
                         let Pipeline { step, stages } = row.tile.pipeline(arch, f.precision, (f.scales, scales), n);
                         let of_w = if f.precision == Precision::Fp8ByFp4 { STAGE_BYTES } else { step };
-                        let streamed = arch == Gfx942 && row.tile == GemmTile::T128x128 && step == 128 && of_w == step;
+                        let streamed = arch == Gfx942 && matches!(row.tile, GemmTile::T128x128 | GemmTile::T96x128) && step == 128 && of_w == step;
                         // Rings of packed scales have at least two chunks, 16 bytes of a row each.
                         let rings = if arch == Gfx950 && scales == MxOrder::Packed { 32 * (m + n) } else { 0 };
                         let held = (lds - rings) / (m * step + if streamed && lds < 32768 { 0 } else { n * of_w });

@@ -86,6 +86,8 @@ macro_rules! corners {
         [
             case!("256 x 128", a: $t [257, 400], w: $t [150, 400], a_scale: F32 [257, 4], w_scale: F32 [2, 4], bias: Bf16 [150]; tile("256x128"), act("gelu")),
             case!("256 x 128, 2 splits", a: $t [70, 1040], w: $t [130, 1040], a_scale: F32 [70, 5], w_scale: F32 [65, 5]; tile("256x128"), splits(2), of_n(2), of_k(256), to("f32")),
+            case!("96 x 128", a: $t [100, 1296], w: $t [150, 1296], a_scale: F32 [100, 11], w_scale: F32 [2, 11]; tile("96x128"), splits(2), act("gelu")),
+            case!("96 x 128, rings of scales", a: $t [18, 4352], w: $t [37, 4352], a_scale: F32 [18, 34], w_scale: F32 [10, 34]; tile("96x128"), of_n(4)),
             case!("128 x 128", a: $t [129, 1296], w: $t [150, 1296], a_scale: F32 [129, 11], w_scale: F32 [38, 11], bias: F32 [150]; tile("128x128"), of_n(4)),
             case!("64 x 128", a: $t [70, 784], w: $t [132, 784], a_scale: F32 [70, 7], w_scale: F32 [2, 7], bias: Bf16 [132]; tile("64x128"), splits(2), act("silu")),
             case!("64 x 64", a: $t [65, 272], w: $t [70, 272], a_scale: F32 [65, 3], w_scale: F32 [70, 3], bias: F32 [70]; tile("64x64"), splits(3), of_n(1)),
@@ -120,7 +122,7 @@ macro_rules! corners {
 }
 corners!(CORNERS: plain, 11, 33);
 corners!(PER_TOKEN_CORNERS: per_token);
-corners!(BLOCK_CORNERS: block, 19, 57);
+corners!(BLOCK_CORNERS: block, 21, 63);
 corners!(BATCHED_CORNERS: batched);
 
 /// Calls a safe function that takes a bias.

@@ -408,7 +408,7 @@ impl<X: By<W>, W: Operand> Case<X, W> {
             (Kind::Halves, ..) | (Kind::Codes, None, _) => &[T256x256, T128x128, S16x16],
             (Kind::Codes, ..) | (Kind::HalfByCode, _, true) => &[T256x128, T128x128, T64x128, S16x16],
             (Kind::HalfByFp4, _, true) => &[T256x128, T128x128, T64x128],
-            (Kind::Fp4, ..) => &[T256x256, T256x128, T128x128, T64x128],
+            (Kind::Fp4, ..) => &[T256x256, T160x256, T96x256, T256x128, T128x128, T64x128],
             _ => &[T128x128],
         };
         [large, &[T64x64, Elements, S16x32, S32x32, S64x32]].concat()

@@ -137,12 +137,12 @@ operand!(Fp8E4M3Fnuz, 16, CODE_FORMS, true, 4.0, Arch::Gfx942, call_code, |x| f6
 
 /// Tiles of the vectorized path for a variant.
 pub fn tiles(form: Form) -> impl Iterator<Item = GemmTile> {
-    GemmTile::ALL.into_iter().filter(move |&tile| match form {
-        Form::Plain | Form::Batched => tile != GemmTile::T256x128,
-        Form::Gated => {
-            !matches!(tile, GemmTile::T256x128 | GemmTile::T64x128 | GemmTile::S16x16 | GemmTile::S16x16Twice)
-        }
-        Form::Block(_) => !matches!(tile, GemmTile::T256x256 | GemmTile::T128x256 | GemmTile::S16x16Twice),
+    use GemmTile::*;
+    let of_mxfp4 = |tile| matches!(tile, T160x256 | T96x256);
+    GemmTile::ALL.into_iter().filter(move |&tile| !of_mxfp4(tile)).filter(move |tile| match form {
+        Form::Plain | Form::Batched => !matches!(tile, T256x128 | T96x128),
+        Form::Gated => !matches!(tile, T256x128 | T96x128 | T64x128 | S16x16 | S16x16Twice),
+        Form::Block(_) => !matches!(tile, T256x256 | T128x256 | S16x16Twice),
     })
 }
 

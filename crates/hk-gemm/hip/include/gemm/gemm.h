@@ -79,10 +79,10 @@ struct Tile {
 /// Chunks of four packed scales of a row that a tile of `kRows` rows of a and w loads at once, of the 32 scales that a line has: whoever loads
 /// fewer loads the line again. As many as LDS has room for beside the stages; of 64 x 64 a CU has three blocks.
 template <int kRows>
-inline constexpr u32 kScaleChunks = !hk::kHasWideDma                                               ? 1
-                                    : kRows == 192 || kRows == 256 || kRows == 352 || kRows == 416 ? 4
-                                    : kRows == 512                                                 ? 2
-                                                                                                   : 1;
+inline constexpr u32 kScaleChunks = !hk::kHasWideDma               ? 1
+                                    : kRows == 512                 ? 2
+                                    : kRows == 128 || kRows == 384 ? 1
+                                                                   : 4;
 
 /// The loader of packed scales of a block tile: of `kARows` rows of a and all of w, 4 bytes for `kWordBytes` bytes of a row.
 template <class T, int kARows, u32 kWordBytes>

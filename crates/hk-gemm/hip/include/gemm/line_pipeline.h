@@ -48,7 +48,7 @@ class ChunkedScales {
     /// Waves that are left over load their first rows again.
     HK_FN static u32 group(u32 part) {
         const u32 at = hk::wave_id() + part * kWaves;
-        return at < kGroups ? at : hk::wave_id();
+        return kGroups % kWaves == 0 || at < kGroups ? at : hk::wave_id();
     }
     /// Calls `f(part, chunk, window, offset, scalar)` for each load of the chunks at byte `from` of the rows.
     HK_FN void each(u32 from, auto f) const {
