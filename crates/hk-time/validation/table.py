@@ -64,18 +64,29 @@ def part_of(row):
 
 
 def count(times):
-    """For each type and part, how this library's times compare with AITER's. `times`: the row, AITER's and ours."""
-    print("\n| type, part | GEMMs | to 1.05 of AITER | faster | median | worst |")
-    print("|---|--:|--:|--:|--:|---|")
+    """For each type and part, how this library's times compare with AITER's, and both with the floor. `times`: the row, AITER's and ours."""
+    from choices import ELEMENTS, GOAL, PARTS, WORST, floor
+
+    print("\n| type, part | GEMMs | to 1.05 of AITER | faster | median | worst | to 1.25 and 1.6 of the floor: AITER, measured | ours |")
+    print("|---|--:|--:|--:|--:|---|---|---|")
     groups = {}
     for row, aiter, own in times:
-        groups.setdefault(f"{row['family'].removeprefix('gemm_')}, {part_of(row)}", []).append((own / aiter, row))
-    for name, group in groups.items():
-        ratios = [ratio for ratio, _ in group]
-        worst, row = max(group, key=lambda of: of[0])
+        groups.setdefault((row["family"], part_of(row)), []).append((own / aiter, row, own))
+    for (family, part), group in groups.items():
+        ratios = [ratio for ratio, *_ in group]
+        worst, row, _ = max(group, key=lambda of: of[0])
         near, faster = (sum(ratio <= most for ratio in ratios) for most in (1.05, 1.0))
-        shape = " x ".join(row[c] for c in "MNK")
-        print(f"| {name} | {len(group)} | {near} | {faster} | {statistics.median(ratios):.2f} | {worst:.2f} ({shape}) |")
+        floors = "- | -"
+        if part in PARTS and part in ELEMENTS.get(family, (0, 0, {}))[2]:
+            least = [floor(part, family, *(int(row[c]) for c in "MNK")) for _, row, _ in group]
+
+            def shares(of):
+                return ", ".join(f"{sum(us <= most * l for us, l in zip(of, least)) / len(of):.0%}" for most in (GOAL, WORST))
+
+            floors = f"{shares([float(row['measured_us']) for _, row, _ in group])} | {shares([own for *_, own in group])}"
+        cells = [f"{family.removeprefix('gemm_')}, {part}", len(group), near, faster, f"{statistics.median(ratios):.2f}",
+                 f"{worst:.2f} ({' x '.join(row[c] for c in 'MNK')})", floors]
+        print(f"| {' | '.join(map(str, cells))} |")
 
 
 def theirs(hk, rows, objects, out):

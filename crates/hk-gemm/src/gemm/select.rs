@@ -186,7 +186,7 @@ impl Rates {
                 launch: 8000.0,
                 second: 1.0,
             },
-            // MI308X: 1.37 GHz. The others are set for the choice to agree with hk-time at 123 shapes: Llama-3 8B's weights, and AITER's.
+            // MI308X: 1.37 GHz. The others are set for the choice to agree with hk-time at 94 shapes: Llama-3 8B's weights, and AITER's.
             (_, 80) => Self {
                 stage: 1.0 / (32.0 * 1.37),
                 byte: 80.0 / 3310.0,
