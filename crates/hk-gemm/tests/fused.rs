@@ -330,7 +330,7 @@ fn group_tiles(blocks: bool, rows: usize) -> Vec<Option<GemmTile>> {
             T256x128 | T96x128 => blocks,
             _ => true,
         };
-        tile.shape().0 <= rows && whole && served
+        whole && served
     };
     all.into_iter().filter(fits).map(Some).chain([None]).collect()
 }

@@ -56,7 +56,7 @@ ELEMENTS = {"gemm_bf16": (16, 0, {"mi325x": 2048, "mi355x": 4096}),
 GOAL, WORST, STEP = 1.25, 1.6, 1.05
 
 
-def tensors(family, part, m, n, k):
+def call(family, part, m, n, k):
     """The operator and the arguments of a GEMM, as for AITER's rows."""
     return gemm({"family": family, "co_path": f"hsa/{TARGETS[part]}/", "M": m, "N": n, "K": k})
 
@@ -69,7 +69,7 @@ def compare(args):
             if family == "gemm_fp4_mx" and TARGETS[part] == "gfx942":
                 continue
             for m, n, k in shapes:
-                operator, given = tensors(family, part, m, n, k)
+                operator, given = call(family, part, m, n, k)
                 chosen, why = ours(args.hk, part, operator, *given)
                 if not chosen:
                     sys.exit(f"{operator} {m} {n} {k}: {why}")
@@ -128,7 +128,7 @@ def floor(part, family, m, n, k):
 
 def configurations(args, part, family, m, n, k):
     """Tiles with their splits that serve a shape, the chosen one first, and what their time depends on M by."""
-    operator, given = tensors(family, part, m, n, k)
+    operator, given = call(family, part, m, n, k)
     cus = PARTS[part][1]
     done = subprocess.run([args.hk, "inspect", operator, "--device", f"emu:{TARGETS[part]}?cus={cus}", *given], capture_output=True,
                           text=True)
@@ -163,7 +163,7 @@ def sweep(args, part, family):
 
     def model(key):
         n, k, (tile, splits, *_) = key
-        operator, given = tensors(family, part, largest[key], n, k)
+        operator, given = call(family, part, largest[key], n, k)
         given += ["--param", f"tile={tile}", "--param", f"splits={splits}"]
         own, why = ours(args.hk, part, operator, *given)
         return key, own if own else (float("inf"), why)

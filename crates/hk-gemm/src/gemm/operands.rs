@@ -234,10 +234,8 @@ impl<'a> From<TensorView<'a, E8M0>> for MxScaleView<'a> {
     }
 }
 
-/// Columns of a scale, columns whose scales are packed in one 32-bit word, and columns of a group of pre-shuffled scales.
+/// Columns of a scale.
 pub(crate) const MX_BLOCK: usize = 32;
-pub(crate) const PACKED_COLUMNS: usize = 128;
-pub(crate) const SHUFFLED_COLUMNS: usize = 256;
 
 /// Bytes of shuffled scales of 32 rows.
 fn strip(blocks: usize) -> usize {
@@ -303,12 +301,13 @@ impl<'a> MxScaleView<'a> {
 
     /// The order in which kernels can load them.
     pub(crate) fn order(&self, k: usize) -> MxOrder {
-        let (order, columns, view) = match self {
-            Self::Rows(view) => (MxOrder::Packed, PACKED_COLUMNS, view),
-            Self::Shuffled(view) => (MxOrder::Shuffled, SHUFFLED_COLUMNS, view),
-        };
+        let view = self.view();
         let unit = view.shape().last() == Some(&1) || view.strides().last() == Some(&1);
-        if unit && k.is_multiple_of(columns) && view.rows_aligned(4) { order } else { MxOrder::Any }
+        if unit && view.rows_aligned(4) {
+            MxOrder::of(matches!(self, Self::Shuffled(_)), k)
+        } else {
+            MxOrder::Any
+        }
     }
 
     pub(crate) fn params<'l>(&self, launch: &mut Launch<'l>, arg: &'static str, k: usize) -> Result<MxScale>

@@ -65,6 +65,14 @@ pub enum MxOrder {
     Shuffled,
 }
 
+impl MxOrder {
+    /// Of contiguous scales of K columns.
+    pub fn of(shuffled: bool, k: usize) -> Self {
+        let (order, columns) = if shuffled { (Self::Shuffled, 256) } else { (Self::Packed, 128) };
+        if k.is_multiple_of(columns) { order } else { Self::Any }
+    }
+}
+
 /// The kernel of a tile, which takes the parameters `P`.
 #[derive(Debug)]
 pub struct TileKernel<P: 'static> {
@@ -457,7 +465,7 @@ pub(crate) const GROUPED_ROWS: usize = 128;
 #[derive(Debug, Clone, Copy)]
 pub struct Eligible {
     pub family: &'static Family,
-    /// Rows that whole tiles fill: groups begin on multiples of them.
+    /// Most rows of a tile, and a multiple of its rows: groups begin on multiples of it.
     pub max_rows: usize,
     /// Fewer than 4 rows of `w` share a scale.
     pub fine_scales: bool,
@@ -471,8 +479,7 @@ impl Eligible {
     /// Whether a tile has a kernel for the call. Kernels whose waves share K read one scale for the four rows of `w` of a lane.
     pub fn serves(&self, tile: GemmTile) -> bool {
         let rows = tile.shape().0;
-        rows <= self.max_rows
-            && (self.max_rows == usize::MAX || self.max_rows.is_multiple_of(rows))
+        (self.max_rows == usize::MAX || self.max_rows.is_multiple_of(rows))
             && self.family.kernels.has(tile)
             && !(self.fine_scales && tile.skinny())
     }

@@ -3,7 +3,6 @@
 use super::{activations, block_shape, dual, options, sizes};
 use crate::gemm::check::{check_config, expect_i32_sums};
 use crate::gemm::desc::{Determinism, GROUP, VECTOR_GROUP};
-use crate::gemm::operands::{PACKED_COLUMNS, SHUFFLED_COLUMNS};
 use crate::gemm::plan::{MOST_ATOMIC_SPLITS, MOST_SPLITS, batch_invariant, outputs, room_of};
 use crate::gemm::prequant::ON_THE_FLY_ROWS;
 use crate::gemm::select::{Job, Second};
@@ -65,11 +64,7 @@ fn of(
 
 /// The order of the MX scales of a call, if it has any.
 fn order(call: &CallSpec, k: usize) -> MxOrder {
-    let (order, columns) = match call.bool("scales_shuffled").unwrap_or(false) {
-        true => (MxOrder::Shuffled, SHUFFLED_COLUMNS),
-        false => (MxOrder::Packed, PACKED_COLUMNS),
-    };
-    if k.is_multiple_of(columns) { order } else { MxOrder::Any }
+    MxOrder::of(call.bool("scales_shuffled").unwrap_or(false), k)
 }
 
 fn dtypes(call: &CallSpec) -> Result<[DType; 2]> {
